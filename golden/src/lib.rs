@@ -1,0 +1,1 @@
+//! Golden models and vectors: where they lie and how they are read.

@@ -1,0 +1,3 @@
+//! The `k3` binary: argument parsing, printing, exit codes; nothing else.
+
+fn main() {}

@@ -1,0 +1,7 @@
+//! The K3 executor: preset + model directory -> plan -> engine -> session -> tokens.
+//!
+//! The library prints nothing and never exits: it returns values and errors, and emits `tracing`
+//! events. The border for users is `Engine` and `Session`; nobody above it knows a tensor.
+
+pub mod model;
+pub mod units;

@@ -1,0 +1,164 @@
+//! The plan: every size, count and byte of a run, computed before anything is allocated.
+//!
+//! `Preset x ModelConfig x tensors x Machine -> Plan`, a pure function. All refusals happen here,
+//! together.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::units::LayerIndex;
+
+/// Everything the engine needs to allocate and run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// Name of the preset.
+    pub preset: String,
+    /// Positions a sequence may hold.
+    pub context_tokens: usize,
+    /// Sequences that may be open at once.
+    pub sequences_max: usize,
+    /// Tokens in one pass: the prefill chunk.
+    pub pass_tokens_max: usize,
+    /// Tokens of a pass that may be left uncommitted (a draft to verify); 0 switches drafts off.
+    pub draft_tokens_max: usize,
+    /// The trunk and head.
+    pub trunk: TrunkPlan,
+    /// The routed experts.
+    pub experts: ExpertPlan,
+    /// Disk reads.
+    pub reader: ReaderPlan,
+    /// Compute threads.
+    pub compute: ComputePlan,
+    /// Memory, line by line.
+    pub ledger: Ledger,
+    /// Bytes read per decoded token.
+    pub traffic: Traffic,
+}
+
+/// How the trunk is held.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrunkPlan {
+    /// Largest block as stored, in bytes.
+    pub block_bytes: u64,
+    /// Slots that streamed blocks pass through; 0 only when everything is pinned.
+    pub ring_slots: usize,
+    /// Bytes of a ring slot: the largest streamed block with room for alignment.
+    pub slot_bytes: u64,
+    /// Layers that stay in memory, ascending.
+    pub pinned_layers: Vec<LayerIndex>,
+    /// True when the head stays in memory.
+    pub pinned_head: bool,
+    /// A packed trunk to read instead of the checkpoint's own tensors.
+    pub pack: Option<PathBuf>,
+}
+
+/// How routed experts are held.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExpertPlan {
+    /// Bytes of a slot: one expert with room for alignment.
+    pub slot_bytes: u64,
+    /// Cache slots of each layer, by layer number; 0 for dense layers.
+    pub arena_slots: Vec<usize>,
+    /// Slots for experts on their way through.
+    pub staging_slots: usize,
+    /// Who is evicted.
+    pub policy: CachePolicy,
+}
+
+/// Named cache policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CachePolicy {
+    /// One global LRU, for comparison.
+    Lru,
+    /// LRU per layer.
+    LayerLru,
+    /// Per layer, by recency and decayed frequency weighted by router rank.
+    LayerRank,
+}
+
+/// How the disk is read.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReaderPlan {
+    /// Engine asked for.
+    pub engine: IoEngine,
+    /// O_DIRECT asked for.
+    pub direct: DirectMode,
+    /// Requests under way at once, per disk.
+    pub depth: usize,
+}
+
+/// Which way reads are issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IoEngine {
+    /// io_uring where a probe works, else threads.
+    Auto,
+    /// io_uring or refuse.
+    Uring,
+    /// Threads calling pread.
+    Pread,
+}
+
+/// Whether reads bypass the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DirectMode {
+    /// O_DIRECT where a probe read works.
+    Auto,
+    /// O_DIRECT or refuse.
+    On,
+    /// Buffered.
+    Off,
+}
+
+/// Compute threads.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ComputePlan {
+    /// Threads in the team, the caller's included.
+    pub threads: usize,
+    /// Pin each to a core of its own.
+    pub pin_threads: bool,
+    /// `None`: the best this CPU has.
+    pub isa: Option<String>,
+}
+
+/// Memory of the whole process.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ledger {
+    /// Named lines; their sum is the planned peak.
+    pub lines: Vec<LedgerLine>,
+    /// The budget the plan was made for.
+    pub budget_bytes: u64,
+}
+
+/// One line of the ledger.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LedgerLine {
+    /// What the memory is for.
+    pub name: String,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Ledger {
+    /// Sum of all lines.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.lines.iter().map(|l| l.bytes).sum()
+    }
+}
+
+/// Bytes read per decoded token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Traffic {
+    /// Trunk blocks of layers that are not pinned.
+    pub trunk_bytes: u64,
+    /// The head, unless pinned.
+    pub head_bytes: u64,
+    /// Experts without a single hit.
+    pub expert_bytes_max: u64,
+    /// One embedding row.
+    pub embed_bytes: u64,
+}

@@ -1,0 +1,3 @@
+//! Project tasks: golden snapshots, verification, benchmarks, the gate.
+
+fn main() {}
