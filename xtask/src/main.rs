@@ -1,3 +1,59 @@
-//! Project tasks: golden snapshots, verification, benchmarks, the gate.
+//! Project tasks, run as `cargo xtask TASK`: the gate, golden snapshots, verification, benchmarks.
+//!
+//! Exit codes: 0 done; 1 the task failed; 2 usage; 3 a verification failed.
+// A task runner talks to its user on the terminal.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
 
-fn main() {}
+mod check;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Project tasks", arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// The whole gate: format, lints, tidy, tests, golden snapshots, docs.
+    Check,
+    /// Checks what no compiler checks: file lengths, where `unsafe` may stand, which way imports point.
+    Tidy,
+}
+
+/// What a task reports when it did not end well.
+pub enum Failure {
+    /// The task could not be done, or found the tree wanting: exit code 1.
+    Failed(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// The root of the repository.
+fn root() -> PathBuf {
+    k3_golden::repository_root()
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().task {
+        Task::Check => check::run(),
+        Task::Tidy => tidy::run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Failed(error)) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}

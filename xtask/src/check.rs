@@ -1,0 +1,72 @@
+//! The whole gate, step by step, with the time each step took.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, anyhow};
+
+use crate::{Failure, root, tidy};
+
+/// One step of the gate that is a command.
+struct Step {
+    name: &'static str,
+    args: &'static [&'static str],
+    env: &'static [(&'static str, &'static str)],
+}
+
+const STEPS: &[Step] = &[
+    Step { name: "format", args: &["fmt", "--all", "--check"], env: &[] },
+    Step {
+        name: "clippy",
+        args: &["clippy", "--quiet", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
+        env: &[],
+    },
+    Step {
+        name: "kernel without features",
+        args: &["check", "--quiet", "--locked", "-p", "k3-kernel", "--no-default-features"],
+        env: &[],
+    },
+    Step {
+        name: "tests",
+        args: &["test", "--workspace", "--locked"],
+        env: &[("INSTA_UPDATE", "no"), ("INSTA_FORCE_PASS", "0")],
+    },
+    Step {
+        name: "docs",
+        args: &["doc", "--quiet", "--workspace", "--no-deps", "--locked"],
+        env: &[("RUSTDOCFLAGS", "-D warnings")],
+    },
+];
+
+/// Runs every step; stops at the first that fails.
+pub fn run() -> Result<(), Failure> {
+    let started = Instant::now();
+    timed("tidy", tidy::run)?;
+    for step in STEPS {
+        timed(step.name, || run_step(step))?;
+    }
+    eprintln!("check: all green in {:.0} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn timed(name: &str, step: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    eprintln!("check: {name} ...");
+    let started = Instant::now();
+    step()?;
+    eprintln!("check: {name} ok ({:.0} s)", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn run_step(step: &Step) -> Result<(), Failure> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(step.args)
+        .envs(step.env.iter().copied())
+        .current_dir(root())
+        .status()
+        .with_context(|| format!("cannot start `cargo {}`", step.args.join(" ")))?;
+    if !status.success() {
+        return Err(anyhow!("`cargo {}` failed", step.args.join(" ")).into());
+    }
+    Ok(())
+}
