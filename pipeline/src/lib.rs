@@ -4,4 +4,5 @@
 //! events. The border for users is `Engine` and `Session`; nobody above it knows a tensor.
 
 pub mod model;
+pub mod schedule;
 pub mod units;

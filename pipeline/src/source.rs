@@ -4,24 +4,11 @@
 //! Both traits lend: what they hand out borrows the source, so a lease cannot outlive the slot it
 //! looks at, and a slot cannot be refilled while somebody computes from it.
 
-use std::ops::Range;
-
 use k3_kernel::{Matrix, Mxfp4};
 
-use crate::model::tensors::MatrixKind;
+use crate::schedule::BlockId;
 use crate::store::StoreError;
 use crate::units::{ExpertId, LayerIndex, TokenId};
-
-/// A contiguous run of rows of one matrix: the unit of streaming.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockId {
-    /// The matrix.
-    pub kind: MatrixKind,
-    /// Its layer; `None` for the head.
-    pub layer: Option<LayerIndex>,
-    /// Rows of the matrix that the block holds.
-    pub rows: Range<usize>,
-}
 
 /// A leased block.
 #[derive(Debug)]
