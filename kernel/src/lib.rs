@@ -7,3 +7,13 @@
 //!
 //! The crate is `no_std`, allocates nothing, starts no thread and does no I/O.
 #![no_std]
+
+#[cfg(test)]
+extern crate std;
+
+mod act;
+pub mod dispatch;
+pub mod isa;
+pub mod lanes;
+
+pub use dispatch::{Isa, Kernels};
