@@ -12,8 +12,14 @@
 extern crate std;
 
 mod act;
+pub mod bf16;
 pub mod dispatch;
+pub mod hn;
 pub mod isa;
 pub mod lanes;
+pub mod out;
+pub mod weights;
 
 pub use dispatch::{Isa, Kernels};
+pub use out::{Columns, Out};
+pub use weights::{Bf16Rows, Bf16Tiled, F32Rows, GROUP_COLS, HnTiled, Matrix, Mxfp4, ShapeError, TILE_ROWS};
