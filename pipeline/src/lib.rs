@@ -3,6 +3,8 @@
 //! The library prints nothing and never exits: it returns values and errors, and emits `tracing`
 //! events. The border for users is `Engine` and `Session`; nobody above it knows a tensor.
 
+pub mod memory;
 pub mod model;
 pub mod schedule;
+pub mod store;
 pub mod units;

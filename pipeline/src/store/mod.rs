@@ -1,0 +1,5 @@
+//! Weights on disk: open files, one read queue per disk, and the two sources a pass leases from.
+
+mod error;
+
+pub use error::StoreError;
