@@ -5,6 +5,8 @@
 
 pub mod memory;
 pub mod model;
+pub mod plan;
 pub mod schedule;
+pub mod source;
 pub mod store;
 pub mod units;
