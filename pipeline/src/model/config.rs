@@ -171,6 +171,6 @@ impl ModelConfig {
     /// True where the snapshot of the running residual is taken: at the first layer of each block.
     #[must_use]
     pub fn starts_residual_block(&self, layer: LayerIndex) -> bool {
-        self.attn_res_block.is_some_and(|n| layer.index() % n == 0)
+        self.attn_res_block.is_some_and(|n| layer.index().is_multiple_of(n))
     }
 }

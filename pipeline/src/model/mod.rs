@@ -1,5 +1,10 @@
 //! What a model directory holds: the configuration, the tensors, and which tensor plays which part.
 
 pub mod config;
+pub mod config_error;
+pub mod config_json;
+mod fields;
+mod files;
+mod json;
 pub mod layout;
 pub mod tensors;
