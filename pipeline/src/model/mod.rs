@@ -3,6 +3,7 @@
 pub mod config;
 pub mod config_error;
 pub mod config_json;
+pub mod error;
 mod fields;
 mod files;
 mod json;

@@ -1,3 +1,42 @@
 //! The `k3` binary: argument parsing, printing, exit codes; nothing else.
 
-fn main() {}
+mod failure;
+mod inspect;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::failure::Outcome;
+
+/// Exact inference for Kimi K3 from the released weights, streamed from disk.
+///
+/// Exit codes: 0 success; 1 the run failed; 2 usage, or a refused config, preset or plan;
+/// 3 verification failed. Results go to stdout, reports and errors to stderr.
+#[derive(Debug, Parser)]
+#[command(name = "k3", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what a model directory holds and what is missing.
+    Inspect(inspect::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::usage(&error),
+    };
+    failure::exit_code(run(&cli.command))
+}
+
+fn run(command: &Command) -> Outcome {
+    match command {
+        Command::Inspect(args) => inspect::run(args),
+    }
+}

@@ -1,0 +1,113 @@
+//! From a library error to one paragraph on stderr and an exit code.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use k3_pipeline::model::error::ModelError;
+
+/// What a subcommand returns.
+pub(crate) type Outcome = Result<(), Failure>;
+
+/// The documented exit codes above 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// The run failed.
+    Run = 1,
+    /// Usage, or a refused config, preset or plan.
+    Refused = 2,
+    /// Something verified did not hold.
+    Verification = 3,
+}
+
+/// Why a subcommand ended early.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// An error to report.
+    Error {
+        /// The exit code.
+        exit: Exit,
+        /// The error with its causes.
+        error: anyhow::Error,
+        /// What the user can do, where it is known.
+        hint: Option<String>,
+    },
+    /// The reader of stdout went away: not worth a word.
+    StdoutClosed,
+}
+
+impl Failure {
+    /// A failure of the run.
+    pub(crate) fn run(error: impl Into<anyhow::Error>) -> Self {
+        Self::Error { exit: Exit::Run, error: error.into(), hint: None }
+    }
+
+    /// A refusal before the run.
+    pub(crate) fn refused(error: impl Into<anyhow::Error>) -> Self {
+        Self::Error { exit: Exit::Refused, error: error.into(), hint: None }
+    }
+
+    /// A check that did not hold.
+    pub(crate) fn verification(error: impl Into<anyhow::Error>) -> Self {
+        Self::Error { exit: Exit::Verification, error: error.into(), hint: None }
+    }
+
+    /// Adds what the user can do about it.
+    pub(crate) fn hint(self, text: impl Into<String>) -> Self {
+        match self {
+            Self::Error { exit, error, .. } => Self::Error { exit, error, hint: Some(text.into()) },
+            Self::StdoutClosed => Self::StdoutClosed,
+        }
+    }
+}
+
+/// For writes to stdout; errors of other files reach [`Failure::run`] with their path.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::StdoutClosed,
+            _ => Self::run(anyhow::Error::new(error).context("cannot write to standard output")),
+        }
+    }
+}
+
+/// A bad configuration is refused; a bad checkpoint is a failed run.
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::Config(_) => Self::refused(error),
+            _ => Self::run(error),
+        }
+    }
+}
+
+/// Prints what clap has to say: help and versions to stdout, errors to stderr.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    // A closed stdout or stderr leaves nobody to tell.
+    let _ = error.print();
+    if error.use_stderr() { ExitCode::from(Exit::Refused as u8) } else { ExitCode::SUCCESS }
+}
+
+/// Reports a failure and gives the exit code.
+pub(crate) fn exit_code(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
+        Err(Failure::Error { exit, error, hint }) => {
+            let mut text = format!("k3: {error}");
+            for cause in error.chain().skip(1) {
+                let cause = cause.to_string();
+                // Library errors name their cause in their own text.
+                if !text.contains(&cause) {
+                    text.push_str(": ");
+                    text.push_str(&cause);
+                }
+            }
+            if let Some(hint) = hint {
+                text.push_str("\n  hint: ");
+                text.push_str(&hint);
+            }
+            // A closed stderr leaves nobody to tell.
+            let _ = writeln!(io::stderr().lock(), "{text}");
+            ExitCode::from(exit as u8)
+        }
+    }
+}
