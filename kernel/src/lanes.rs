@@ -2,8 +2,8 @@
 //!
 //! AVX2 holds them in one register, NEON in two, scalar code in an array. A body that is generic over
 //! [`Lanes`] therefore performs the same operations in the same order everywhere, and gets the same
-//! bits. The only operation that crosses lanes is [`Lanes::sum`] (and its sibling [`Lanes::max_lane`]),
-//! whose tree is written here.
+//! bits. The only operation that crosses lanes is [`Lanes::sum`], whose tree is
+//! written here.
 //!
 //! A value that implements [`Lanes`] is a token: holding it proves that this processor has the
 //! instructions, so its methods are safe. Bodies are `#[inline(always)]` and take the token by value;
@@ -55,6 +55,7 @@ pub trait Lanes: Copy {
     /// The bits of each lane.
     fn bits(self, a: Self::F) -> Self::I;
     /// The value with these bits.
+    #[allow(clippy::wrong_self_convention)] // `self` is the token
     fn from_bits(self, a: Self::I) -> Self::F;
     /// The same integer in every lane.
     fn splat_i(self, x: i32) -> Self::I;
@@ -78,18 +79,36 @@ pub trait Lanes: Copy {
         self.select(self.gt(a, b), a, b)
     }
 
-    /// All of `x` (fewer than [`LANES`] values), then `fill`.
+    /// The first [`LANES`] values of `x`, or all of them and then +0.
     #[inline(always)]
-    fn load_part(self, x: &[f32], fill: f32) -> Self::F {
-        let mut lanes = [fill; LANES];
+    fn load_some(self, x: &[f32]) -> Self::F {
+        if x.len() >= LANES {
+            return self.load(x);
+        }
+        let mut lanes = [0.0; LANES];
         lanes[..x.len()].copy_from_slice(x);
         self.load(&lanes)
     }
 
-    /// Writes the first `y.len()` lanes (fewer than [`LANES`]) to `y`.
+    /// Writes the lanes to the first [`LANES`] places of `y`, or as many as there are places.
     #[inline(always)]
-    fn store_part(self, v: Self::F, y: &mut [f32]) {
+    fn store_some(self, v: Self::F, y: &mut [f32]) {
+        if y.len() >= LANES {
+            return self.store(v, y);
+        }
         y.copy_from_slice(&self.to_array(v)[..y.len()]);
+    }
+
+    /// `|a|`.
+    #[inline(always)]
+    fn abs(self, a: Self::F) -> Self::F {
+        self.from_bits(self.and_i(self.bits(a), self.splat_i(i32::MAX)))
+    }
+
+    /// `-a`.
+    #[inline(always)]
+    fn neg(self, a: Self::F) -> Self::F {
+        self.from_bits(self.add_i(self.bits(a), self.splat_i(i32::MIN)))
     }
 
     /// The lanes as an array.
@@ -105,15 +124,5 @@ pub trait Lanes: Copy {
     fn sum(self, v: Self::F) -> f32 {
         let x = self.to_array(v);
         ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
-    }
-
-    /// The largest lane; lanes that are not a number lose.
-    #[inline(always)]
-    fn max_lane(self, v: Self::F) -> f32 {
-        let mut best = f32::NEG_INFINITY;
-        for x in self.to_array(v) {
-            best = if x > best { x } else { best };
-        }
-        best
     }
 }

@@ -11,13 +11,20 @@
 #[cfg(test)]
 extern crate std;
 
-mod act;
+pub mod act;
 pub mod bf16;
+pub mod conv;
 pub mod dispatch;
 pub mod hn;
 pub mod isa;
+pub mod kda;
 pub mod lanes;
+pub mod math;
+pub mod mla;
+pub mod moe;
+pub mod norm;
 pub mod out;
+pub mod residual;
 pub mod weights;
 
 pub use dispatch::{Isa, Kernels};
