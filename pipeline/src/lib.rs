@@ -3,9 +3,11 @@
 //! The library prints nothing and never exits: it returns values and errors, and emits `tracing`
 //! events. The border for users is `Engine` and `Session`; nobody above it knows a tensor.
 
+pub mod machine;
 pub mod memory;
 pub mod model;
 pub mod plan;
+pub mod preset;
 pub mod schedule;
 pub mod source;
 pub mod store;

@@ -3,11 +3,35 @@
 //! `Preset x ModelConfig x tensors x Machine -> Plan`, a pure function. All refusals happen here,
 //! together.
 
+mod choose;
+mod error;
+mod memory;
+mod predict;
+mod shape;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::Serialize;
 
+pub use choose::plan;
+pub use error::{MemoryShortage, PlanError, Refusal};
+pub use predict::{Prediction, Rates};
+pub use shape::ModelShape;
+
 use crate::units::LayerIndex;
+
+/// What direct reads are aligned to: file offset, length and memory.
+pub const READ_ALIGN: u64 = 4096;
+
+/// Bytes of a slot that any extent of `bytes` bytes can be read into with aligned reads, wherever in
+/// the file it starts.
+#[must_use]
+pub const fn read_slot_bytes(bytes: u64) -> u64 {
+    bytes.next_multiple_of(READ_ALIGN) + 2 * READ_ALIGN
+}
 
 /// Everything the engine needs to allocate and run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -39,18 +63,31 @@ pub struct Plan {
 /// How the trunk is held.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TrunkPlan {
-    /// Largest block as stored, in bytes.
+    /// Block size that the trunk is cut with: `schedule::Partition::new(config, block_bytes)`.
     pub block_bytes: u64,
-    /// Slots that streamed blocks pass through; 0 only when everything is pinned.
+    /// Slots that streamed blocks pass through, and pinned blocks while they are loaded; at least 1.
     pub ring_slots: usize,
-    /// Bytes of a ring slot: the largest streamed block with room for alignment.
+    /// Bytes of a ring slot: the largest block with room for alignment ([`read_slot_bytes`]).
     pub slot_bytes: u64,
     /// Layers that stay in memory, ascending.
     pub pinned_layers: Vec<LayerIndex>,
     /// True when the head stays in memory.
     pub pinned_head: bool,
+    /// Bytes of the pinned blocks, layers and head, each with room for alignment.
+    pub pinned_bytes: u64,
     /// A packed trunk to read instead of the checkpoint's own tensors.
     pub pack: Option<PathBuf>,
+}
+
+impl TrunkPlan {
+    /// Whether the blocks of a layer, or of the head (`None`), stay in memory.
+    #[must_use]
+    pub fn is_pinned(&self, layer: Option<LayerIndex>) -> bool {
+        match layer {
+            Some(layer) => self.pinned_layers.binary_search(&layer).is_ok(),
+            None => self.pinned_head,
+        }
+    }
 }
 
 /// How routed experts are held.
@@ -131,6 +168,36 @@ pub struct Ledger {
     pub lines: Vec<LedgerLine>,
     /// The budget the plan was made for.
     pub budget_bytes: u64,
+    /// Who set the budget.
+    pub budget_from: BudgetSource,
+}
+
+/// Who set the budget of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BudgetSource {
+    /// The preset or an override.
+    Preset,
+    /// Free memory of the machine, less head-room.
+    Machine,
+    /// A memory limit of a control group, less head-room.
+    Cgroup {
+        /// Its directory.
+        path: PathBuf,
+    },
+}
+
+impl fmt::Display for BudgetSource {
+    /// As the subject of a sentence that goes on with a size.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Preset => f.write_str("the budget is"),
+            Self::Machine => f.write_str("this machine's free memory, less head-room, is"),
+            Self::Cgroup { path } => {
+                write!(f, "the memory limit of {}, less head-room, leaves", path.display())
+            }
+        }
+    }
 }
 
 /// One line of the ledger.
@@ -161,4 +228,15 @@ pub struct Traffic {
     pub expert_bytes_max: u64,
     /// One embedding row.
     pub embed_bytes: u64,
+    /// Weights that the kernels read from memory, wherever they came from, and state they read and
+    /// write.
+    pub touched_bytes: u64,
+}
+
+impl Traffic {
+    /// Bytes read from disk per token without a single cache hit.
+    #[must_use]
+    pub fn disk_bytes_max(&self) -> u64 {
+        self.trunk_bytes + self.head_bytes + self.expert_bytes_max + self.embed_bytes
+    }
 }

@@ -26,7 +26,7 @@ pub struct BlockId {
 
 /// Shape of one matrix of a pass, wherever it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MatrixShape {
+pub struct PassMatrix {
     /// Its part.
     pub kind: MatrixKind,
     /// Its layer; `None` for the head.
@@ -39,7 +39,7 @@ pub struct MatrixShape {
     pub dtype: DType,
 }
 
-impl MatrixShape {
+impl PassMatrix {
     /// Bytes of one row as stored.
     #[must_use]
     pub fn row_bytes(&self) -> u64 {
@@ -60,7 +60,7 @@ impl MatrixShape {
     }
 }
 
-impl From<&MatrixRef> for MatrixShape {
+impl From<&MatrixRef> for PassMatrix {
     fn from(m: &MatrixRef) -> Self {
         Self { kind: m.kind, layer: m.layer, rows: m.rows, cols: m.cols, dtype: m.dtype }
     }
@@ -115,7 +115,7 @@ impl Partition {
 
     /// Blocks of one matrix, rows ascending. A matrix that is no larger than a block is one block;
     /// others are cut into the fewest blocks that fit, of sizes as equal as whole tiles allow.
-    pub fn matrix_blocks(&self, m: MatrixShape) -> impl Iterator<Item = BlockShape> + use<> {
+    pub fn matrix_blocks(&self, m: PassMatrix) -> impl Iterator<Item = BlockShape> + use<> {
         let quantum = if m.kind == MatrixKind::MlaKvB { self.kv_head_rows } else { TILE_ROWS }.max(1);
         let rows_per_block = if m.stored_bytes() <= self.block_bytes {
             m.rows.max(1)
@@ -139,19 +139,19 @@ impl Partition {
     }
 
     /// Blocks of many matrices, in the order given.
-    pub fn blocks(&self, matrices: impl IntoIterator<Item = MatrixShape>) -> Vec<BlockShape> {
+    pub fn blocks(&self, matrices: impl IntoIterator<Item = PassMatrix>) -> Vec<BlockShape> {
         matrices.into_iter().flat_map(|m| self.matrix_blocks(m)).collect()
     }
 }
 
 /// The matrices of a whole pass in order of execution: every layer's, then the head.
-pub fn pass_matrices(tensors: &ModelTensors) -> impl Iterator<Item = MatrixShape> + '_ {
+pub fn pass_matrices(tensors: &ModelTensors) -> impl Iterator<Item = PassMatrix> + '_ {
     tensors
         .layers
         .iter()
         .flat_map(|l| &l.matrices)
         .chain(std::iter::once(&tensors.head))
-        .map(MatrixShape::from)
+        .map(PassMatrix::from)
 }
 
 #[cfg(test)]
@@ -160,8 +160,8 @@ mod tests {
 
     use super::*;
 
-    fn shape(kind: MatrixKind, rows: usize, cols: usize, dtype: DType) -> MatrixShape {
-        MatrixShape { kind, layer: Some(LayerIndex(0)), rows, cols, dtype }
+    fn shape(kind: MatrixKind, rows: usize, cols: usize, dtype: DType) -> PassMatrix {
+        PassMatrix { kind, layer: Some(LayerIndex(0)), rows, cols, dtype }
     }
 
     #[test]

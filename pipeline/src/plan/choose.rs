@@ -1,0 +1,291 @@
+//! Making the plan: what must be held, then the trunk, then the arenas.
+
+use crate::machine::Machine;
+use crate::model::config::{FeedForward, ModelConfig};
+use crate::preset::{CacheBudget, HeadPlace, LADDER, MemoryBudget, Pinned, Preset, builtin};
+use crate::units::LayerIndex;
+
+use super::memory::{BlockSizes, expert_slot_bytes, fixed_lines, kda_state_bytes, moe_layers};
+use super::{
+    BudgetSource, ComputePlan, ExpertPlan, Ledger, LedgerLine, MemoryShortage, ModelShape, Plan, PlanError,
+    ReaderPlan, Refusal, Traffic, TrunkPlan,
+};
+
+/// Memory left untouched beside a plan when the machine or a cgroup sets the budget: 2 %, within limits.
+const HEAD_ROOM_SHARE: u64 = 50;
+const HEAD_ROOM_MIN: u64 = 16 << 20;
+const HEAD_ROOM_MAX: u64 = 1 << 30;
+
+/// Every size of a run of `config` under `preset` on `machine`.
+///
+/// Memory goes to what must be held first, then to pinned layers, then to expert arenas: a byte of
+/// pinned trunk saves a byte of reading per token, a byte of arena less.
+///
+/// # Errors
+/// Every reason why it cannot run, before anything is allocated; a shortage names what is missing and
+/// the smallest built-in preset that fits.
+pub fn plan(
+    preset: &Preset,
+    config: &ModelConfig,
+    shape: &ModelShape,
+    machine: &Machine,
+) -> Result<Plan, PlanError> {
+    make(preset, config, shape, machine).map_err(|mut refusals| {
+        for refusal in &mut refusals {
+            if let Refusal::Memory(shortage) = refusal {
+                shortage.fitting = smallest_fitting(shortage.budget_bytes, config, shape, machine);
+            }
+        }
+        PlanError(refusals)
+    })
+}
+
+/// The first rung of the ladder whose plan stays within `limit`.
+fn smallest_fitting(
+    limit: u64,
+    config: &ModelConfig,
+    shape: &ModelShape,
+    machine: &Machine,
+) -> Option<(&'static str, u64)> {
+    LADDER.into_iter().find_map(|name| {
+        let text = builtin(name)?.text;
+        let preset = Preset::parse(name, name, text).ok()?;
+        let plan = make(&preset, config, shape, machine).ok()?;
+        let bytes = plan.ledger.total_bytes();
+        (bytes <= limit).then_some((name, bytes))
+    })
+}
+
+fn make(
+    preset: &Preset,
+    config: &ModelConfig,
+    shape: &ModelShape,
+    machine: &Machine,
+) -> Result<Plan, Vec<Refusal>> {
+    let threads = preset.compute.threads.unwrap_or(machine.cores);
+    let (budget_bytes, budget_from) = budget(preset, machine);
+    let sizes = BlockSizes::new(config, shape, preset.trunk.block.0);
+    let mut lines =
+        fixed_lines(preset, config, shape, &sizes, threads).ok_or_else(|| vec![Refusal::Overflow])?;
+    let slot_bytes = expert_slot_bytes(shape);
+    let fixed: u64 = sum(&lines).ok_or_else(|| vec![Refusal::Overflow])?;
+    let least_cache = match preset.experts.cache {
+        CacheBudget::Limit(bytes) => {
+            let slots = slots_within(bytes.0, slot_bytes, config);
+            slots * slot_bytes
+        }
+        CacheBudget::Fit => 0,
+    };
+    let trunk = Trunk { preset, sizes: &sizes };
+    let room = budget_bytes.saturating_sub(fixed).saturating_sub(least_cache);
+    let choice = trunk.choose(room)?;
+    let needed = fixed.saturating_add(least_cache).saturating_add(choice.bytes(&sizes));
+    let pinned_lines = choice.lines(&sizes);
+    if needed > budget_bytes {
+        lines.splice(0..0, pinned_lines);
+        lines.push(LedgerLine { name: "expert arenas".to_owned(), bytes: least_cache });
+        let asked = match preset.budget {
+            MemoryBudget::Auto => None,
+            MemoryBudget::Limit(bytes) => Some(bytes.0),
+        };
+        return Err(vec![Refusal::Memory(Box::new(MemoryShortage {
+            preset: preset.name.clone(),
+            needed_bytes: needed,
+            budget_bytes,
+            budget_from,
+            asked_bytes: asked,
+            lines,
+            fitting: None,
+        }))]);
+    }
+    let cache_bytes = match preset.experts.cache {
+        CacheBudget::Limit(_) => least_cache,
+        CacheBudget::Fit => budget_bytes - needed,
+    };
+    let slots = slots_within(cache_bytes, slot_bytes, config);
+    lines.splice(0..0, pinned_lines);
+    lines.insert(2, LedgerLine { name: "expert arenas".to_owned(), bytes: slots * slot_bytes });
+    Ok(Plan {
+        preset: preset.name.clone(),
+        context_tokens: preset.context.tokens,
+        sequences_max: preset.context.sequences,
+        pass_tokens_max: preset.pass.tokens,
+        draft_tokens_max: preset.pass.draft_tokens,
+        traffic: traffic(config, shape, &sizes, &choice),
+        trunk: TrunkPlan {
+            block_bytes: preset.trunk.block.0,
+            ring_slots: preset.trunk.ring_slots,
+            slot_bytes: sizes.slot_bytes,
+            pinned_bytes: choice.bytes(&sizes),
+            pinned_layers: choice.layers,
+            pinned_head: choice.head,
+            pack: preset.trunk.pack.clone(),
+        },
+        experts: ExpertPlan {
+            slot_bytes,
+            arena_slots: arena_slots(config, slots),
+            staging_slots: preset.experts.staging_slots,
+            policy: preset.experts.policy,
+        },
+        reader: ReaderPlan {
+            engine: preset.reader.engine,
+            direct: preset.reader.direct,
+            depth: preset.reader.depth,
+        },
+        compute: ComputePlan {
+            threads,
+            pin_threads: preset.compute.pin_threads,
+            isa: preset.compute.isa.clone(),
+        },
+        ledger: Ledger { lines, budget_bytes, budget_from },
+    })
+}
+
+fn sum(lines: &[LedgerLine]) -> Option<u64> {
+    lines.iter().try_fold(0u64, |total, line| total.checked_add(line.bytes))
+}
+
+/// The budget that binds, and who set it.
+fn budget(preset: &Preset, machine: &Machine) -> (u64, BudgetSource) {
+    let left = machine.memory_left_bytes();
+    let head_room = (left / HEAD_ROOM_SHARE).clamp(HEAD_ROOM_MIN, HEAD_ROOM_MAX);
+    let allowed = left.saturating_sub(head_room);
+    match preset.budget {
+        MemoryBudget::Limit(bytes) if bytes.0 <= allowed => (bytes.0, BudgetSource::Preset),
+        MemoryBudget::Limit(_) | MemoryBudget::Auto => {
+            let source = match &machine.cgroup {
+                Some(group) if group.left_bytes() < machine.memory_available_bytes => {
+                    BudgetSource::Cgroup { path: group.path.clone() }
+                }
+                _ => BudgetSource::Machine,
+            };
+            (allowed, source)
+        }
+    }
+}
+
+/// What of the trunk stays in memory.
+struct Choice {
+    layers: Vec<LayerIndex>,
+    head: bool,
+}
+
+impl Choice {
+    fn layer_bytes(&self, sizes: &BlockSizes) -> u64 {
+        self.layers.iter().filter_map(|l| sizes.layer_resident.get(l.index())).sum()
+    }
+
+    fn head_bytes(&self, sizes: &BlockSizes) -> u64 {
+        if self.head { sizes.head_resident } else { 0 }
+    }
+
+    fn bytes(&self, sizes: &BlockSizes) -> u64 {
+        self.layer_bytes(sizes) + self.head_bytes(sizes)
+    }
+
+    fn lines(&self, sizes: &BlockSizes) -> [LedgerLine; 2] {
+        [
+            LedgerLine { name: "pinned layers".to_owned(), bytes: self.layer_bytes(sizes) },
+            LedgerLine { name: "pinned head".to_owned(), bytes: self.head_bytes(sizes) },
+        ]
+    }
+}
+
+/// The choice of pinned layers.
+struct Trunk<'a> {
+    preset: &'a Preset,
+    sizes: &'a BlockSizes,
+}
+
+impl Trunk<'_> {
+    /// The layers and head that the preset pins, using at most `room` bytes where it leaves the number
+    /// open.
+    fn choose(&self, room: u64) -> Result<Choice, Vec<Refusal>> {
+        let total = self.sizes.layer_resident.len();
+        let within = |n: u16| {
+            if usize::from(n) <= total {
+                Ok(usize::from(n))
+            } else {
+                Err(vec![Refusal::TooManyPinned { wanted: n, layers: total }])
+            }
+        };
+        let head = self.preset.trunk.head;
+        let head_first = head == HeadPlace::Pinned;
+        let mut choice = Choice { layers: Vec::new(), head: head_first };
+        choice.layers = match &self.preset.trunk.pinned {
+            Pinned::Spread(n) => spread(within(*n)?, total),
+            Pinned::Prefix(n) => spread(total, total).into_iter().take(within(*n)?).collect(),
+            Pinned::List(layers) => self.listed(layers)?,
+            Pinned::All => spread(total, total),
+            Pinned::Fit { at_least } => {
+                let least = within(*at_least)?;
+                let room = room.saturating_sub(choice.head_bytes(self.sizes));
+                let fits = |n: &usize| {
+                    let layers = spread(*n, total);
+                    Choice { layers, head: false }.bytes(self.sizes) <= room
+                };
+                spread((least..=total).rev().find(fits).unwrap_or(least), total)
+            }
+        };
+        if head == HeadPlace::Fit && choice.layers.len() == total {
+            choice.head = choice.bytes(self.sizes).saturating_add(self.sizes.head_resident) <= room;
+        }
+        Ok(choice)
+    }
+
+    fn listed(&self, layers: &[u16]) -> Result<Vec<LayerIndex>, Vec<Refusal>> {
+        let total = self.sizes.layer_resident.len();
+        let missing: Vec<Refusal> = layers
+            .iter()
+            .filter(|&&layer| usize::from(layer) >= total)
+            .map(|&layer| Refusal::NoSuchLayer { layer, layers: total })
+            .collect();
+        if missing.is_empty() { Ok(layers.iter().copied().map(LayerIndex).collect()) } else { Err(missing) }
+    }
+}
+
+/// `count` of `total` layers, evenly spread: the middles of `count` equal parts of the stack.
+fn spread(count: usize, total: usize) -> Vec<LayerIndex> {
+    (0..count)
+        .map(|i| (2 * i + 1) * total / (2 * count))
+        .filter_map(|layer| u16::try_from(layer).ok().map(LayerIndex))
+        .collect()
+}
+
+/// Slots that fit into `bytes`, at most one per expert.
+fn slots_within(bytes: u64, slot_bytes: u64, config: &ModelConfig) -> u64 {
+    let experts = (moe_layers(config) * config.moe.experts) as u64;
+    (bytes / slot_bytes.max(1)).min(experts)
+}
+
+/// Slots of each layer: equal among layers with experts; where that leaves a remainder, the layers
+/// with one more are spread evenly.
+fn arena_slots(config: &ModelConfig, slots: u64) -> Vec<usize> {
+    let layers = moe_layers(config).max(1) as u64;
+    let mut seen = 0;
+    config
+        .layers
+        .iter()
+        .map(|l| match l.feed_forward {
+            FeedForward::Dense => 0,
+            FeedForward::Moe => {
+                let before = seen * slots / layers;
+                seen += 1;
+                usize::try_from(seen * slots / layers - before).unwrap_or(usize::MAX)
+            }
+        })
+        .collect()
+}
+
+fn traffic(config: &ModelConfig, shape: &ModelShape, sizes: &BlockSizes, choice: &Choice) -> Traffic {
+    let trunk: u64 = sizes.layer_stored.iter().sum();
+    let pinned: u64 = choice.layers.iter().filter_map(|l| sizes.layer_stored.get(l.index())).sum();
+    let experts = (moe_layers(config) * config.moe.experts_per_token) as u64 * shape.expert_bytes;
+    Traffic {
+        trunk_bytes: trunk - pinned,
+        head_bytes: if choice.head { 0 } else { sizes.head_stored },
+        expert_bytes_max: experts,
+        embed_bytes: shape.embed_row_bytes,
+        touched_bytes: trunk + sizes.head_stored + experts + 2 * kda_state_bytes(config),
+    }
+}
