@@ -4,6 +4,7 @@
 // A task runner talks to its user on the terminal.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod cache_sim;
 mod check;
 mod tidy;
 
@@ -21,6 +22,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Replays a trace of expert requests through the cache policies.
+    CacheSim(cache_sim::Options),
     /// The whole gate: format, lints, tidy, tests, golden snapshots, docs.
     Check,
     /// Checks what no compiler checks: file lengths, where `unsafe` may stand, which way imports point.
@@ -46,6 +49,7 @@ fn root() -> PathBuf {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
+        Task::CacheSim(options) => cache_sim::run(&options),
         Task::Check => check::run(),
         Task::Tidy => tidy::run(),
     };

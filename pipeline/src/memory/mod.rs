@@ -2,3 +2,4 @@
 //! that decides which experts keep one.
 
 pub mod arena;
+pub mod policy;
