@@ -11,4 +11,5 @@ pub mod preset;
 pub mod schedule;
 pub mod source;
 pub mod store;
+pub mod team;
 pub mod units;

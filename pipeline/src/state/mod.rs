@@ -1,0 +1,205 @@
+//! What a sequence carries from one pass to the next: the recurrent state and convolution history of
+//! every KDA layer, the latent cache of every MLA layer.
+//!
+//! A draft (tokens that may be rejected) leaves the recurrent state as it was; what its tokens would have
+//! done is kept raw, and committing the first n of them replays just those. The latent cache is written
+//! ahead and simply not counted until then.
+
+mod kda;
+mod latent;
+
+pub use kda::{KdaHeadParams, KdaRaw, KdaState, history_len, kda_head_scratch, recurrent_len, run_head};
+pub use latent::LatentCache;
+
+use crate::forward::RunError;
+use crate::model::config::{Attention, ModelConfig};
+
+/// State of one sequence. All memory is allocated by [`SequenceState::new`].
+#[derive(Debug)]
+pub struct SequenceState {
+    layers: Vec<LayerState>,
+    context: usize,
+    len: usize,
+    draft_max: usize,
+    draft: usize,
+    damaged: bool,
+}
+
+/// State of one layer.
+#[derive(Debug)]
+pub enum LayerState {
+    /// Linear attention.
+    Kda(KdaState),
+    /// Latent attention.
+    Mla(LatentCache),
+}
+
+/// Bytes of a [`SequenceState`] for sequences of `context` tokens and drafts of `draft_tokens`.
+#[must_use]
+pub fn state_bytes(config: &ModelConfig, context: usize, draft_tokens: usize) -> u64 {
+    let floats = |kind| match kind {
+        Attention::Kda => KdaState::floats(&config.kda, draft_tokens),
+        Attention::Mla => LatentCache::floats(&config.mla, context),
+    };
+    config.layers.iter().map(|layer| 4 * floats(layer.attention) as u64).sum()
+}
+
+impl SequenceState {
+    /// An empty sequence with room for `context` tokens, of which drafts may hold `draft_tokens`.
+    #[must_use]
+    pub fn new(config: &ModelConfig, context: usize, draft_tokens: usize) -> Self {
+        let layers = config
+            .layers
+            .iter()
+            .map(|layer| match layer.attention {
+                Attention::Kda => LayerState::Kda(KdaState::new(&config.kda, draft_tokens)),
+                Attention::Mla => LayerState::Mla(LatentCache::new(&config.mla, context)),
+            })
+            .collect();
+        Self { layers, context, len: 0, draft_max: draft_tokens, draft: 0, damaged: false }
+    }
+
+    /// Tokens that the state stands for, an uncommitted draft not counted.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True before the first token.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Tokens the sequence may hold.
+    #[must_use]
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Longest draft.
+    #[must_use]
+    pub fn draft_max(&self) -> usize {
+        self.draft_max
+    }
+
+    /// Tokens of the draft that waits to be committed.
+    #[must_use]
+    pub fn draft(&self) -> usize {
+        self.draft
+    }
+
+    /// True after a pass that ended in the middle: some layers have seen its tokens, some have not. Only
+    /// [`SequenceState::clear`] or [`SequenceState::restore`] makes the state usable again.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        self.damaged
+    }
+
+    /// Back to the empty sequence.
+    pub fn clear(&mut self) {
+        for layer in &mut self.layers {
+            if let LayerState::Kda(kda) = layer {
+                kda.clear();
+            }
+        }
+        self.len = 0;
+        self.draft = 0;
+        self.damaged = false;
+    }
+
+    /// Drops the draft: the state is what it was before it.
+    pub fn reject_draft(&mut self) {
+        self.draft = 0;
+    }
+
+    /// Everything a copy of the state needs, in a fixed order: recurrent states, histories, and the
+    /// latent positions in use.
+    pub fn slices(&self) -> impl Iterator<Item = &[f32]> {
+        let len = self.len;
+        self.layers.iter().flat_map(move |layer| match layer {
+            LayerState::Kda(kda) => [kda.recurrent(), kda.history()],
+            LayerState::Mla(latent) => [latent.filled(len), &[]],
+        })
+    }
+
+    /// Makes the state that of a sequence of `len` tokens whose [`SequenceState::slices`] `fill` writes.
+    ///
+    /// # Errors
+    /// What `fill` returns; the state is damaged then.
+    ///
+    /// # Panics
+    /// When `len` is more than the context.
+    pub fn restore<E>(
+        &mut self,
+        len: usize,
+        mut fill: impl FnMut(&mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        assert!(len <= self.context, "{len} tokens in a context of {}", self.context);
+        self.damaged = true;
+        self.draft = 0;
+        self.len = len;
+        for layer in &mut self.layers {
+            match layer {
+                LayerState::Kda(kda) => {
+                    fill(kda.recurrent_mut())?;
+                    fill(kda.history_mut())?;
+                }
+                LayerState::Mla(latent) => {
+                    fill(latent.filled_mut(len))?;
+                    fill(&mut [])?;
+                }
+            }
+        }
+        self.damaged = false;
+        Ok(())
+    }
+
+    /// The state of layer `index`.
+    pub(crate) fn layer(&self, index: usize) -> Option<&LayerState> {
+        self.layers.get(index)
+    }
+
+    /// The state of layer `index`, to be changed.
+    pub(crate) fn layer_mut(&mut self, index: usize) -> Option<&mut LayerState> {
+        self.layers.get_mut(index)
+    }
+
+    /// All layers.
+    pub(crate) fn layers_mut(&mut self) -> &mut [LayerState] {
+        &mut self.layers
+    }
+
+    /// Refuses a state that was made for another model.
+    pub(crate) fn check(&self, config: &ModelConfig) -> Result<(), RunError> {
+        for (layer, kind) in config.numbered_layers() {
+            let fits = match (self.layer(layer.index()), kind.attention) {
+                (Some(LayerState::Kda(state)), Attention::Kda) => state.fits(&config.kda),
+                (Some(LayerState::Mla(cache)), Attention::Mla) => cache.fits(&config.mla, self.context),
+                _ => false,
+            };
+            if !fits {
+                return Err(RunError::ForeignState { layer });
+            }
+        }
+        Ok(())
+    }
+
+    /// A pass begins to change the state.
+    pub(crate) fn begin(&mut self) {
+        self.damaged = true;
+    }
+
+    /// A pass has run to its end: `tokens` are part of the sequence.
+    pub(crate) fn finish(&mut self, tokens: usize) {
+        self.len += tokens;
+        self.draft = 0;
+        self.damaged = false;
+    }
+
+    /// A pass has run to its end: `tokens` wait to be committed. The state before them is whole.
+    pub(crate) fn finish_draft(&mut self, tokens: usize) {
+        self.draft = tokens;
+        self.damaged = false;
+    }
+}

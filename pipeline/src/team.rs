@@ -1,0 +1,559 @@
+//! A team of compute threads: fork, join, and the safe ways of cutting work between them.
+//!
+//! Work is cut by rows of a matrix, by heads or by tokens, never inside a sum, so results do not
+//! depend on the number of threads. [`Team::run`] allocates nothing: the job is a borrowed closure, a
+//! waiting thread spins for a moment and then parks.
+
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Thread};
+
+use k3_kernel::Out;
+
+/// Rows that a matrix product may be cut at: the height of a weight tile.
+pub const ROW_GRANULE: usize = k3_kernel::TILE_ROWS;
+
+/// Turns of the wait loop before a thread parks: a few tens of microseconds.
+const SPINS: u32 = 2000;
+/// Pieces per thread that rows are cut into, so that a delayed thread does not hold up the rest.
+const PIECES_PER_THREAD: usize = 4;
+
+/// Why a team could not be started or did not finish.
+#[derive(Debug, thiserror::Error)]
+pub enum TeamError {
+    /// A thread could not be started.
+    #[error("cannot start compute thread {index}: {source}; set fewer `compute.threads`")]
+    Spawn {
+        /// Its number.
+        index: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A job panicked in one of the threads; all of them have left it.
+    #[error("a compute thread failed; its message is above. This is a bug of the engine")]
+    Panicked,
+}
+
+/// A borrowed job with its lifetime erased; see the proof in [`Team::run`].
+struct Job {
+    call: *const (dyn Fn(usize) + Sync),
+    caller: Thread,
+}
+
+struct Shared {
+    /// Number of the current job; a change starts the workers.
+    generation: AtomicUsize,
+    /// Written by the caller before `generation` changes, read by the workers after.
+    job: UnsafeCell<Option<Job>>,
+    /// Workers that have not finished the current job.
+    pending: AtomicUsize,
+    caller_parked: AtomicBool,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+    spins: u32,
+    parked: Box<[AtomicBool]>,
+}
+
+// SAFETY: `job` is the only part that is not Sync by itself. The caller writes it while `pending` is 0
+// and no worker looks at it; workers read it between the change of `generation` (Release/Acquire) and
+// their own decrement of `pending`.
+unsafe impl Sync for Shared {}
+// SAFETY: the raw pointer in `job` is only followed while the caller is inside `run`, and what it points
+// to is Sync; the rest is Send.
+unsafe impl Send for Shared {}
+
+/// Compute threads; the caller of [`Team::run`] is one of them, with number 0.
+pub struct Team {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Team {
+    /// Starts `threads - 1` threads (`threads` of 0 counts as 1). With `pin` each is pinned to a core of
+    /// its own, where there are enough; the caller's thread is left alone, since threads that it starts
+    /// later would inherit its core.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn new(threads: usize, pin: bool) -> Result<Self, TeamError> {
+        let threads = threads.max(1);
+        let available = std::thread::available_parallelism().map_or(1, usize::from);
+        let shared = Arc::new(Shared {
+            generation: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            pending: AtomicUsize::new(0),
+            caller_parked: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            spins: if threads > available { 0 } else { SPINS },
+            parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
+        });
+        let cores = if pin { core_affinity::get_core_ids().unwrap_or_default() } else { Vec::new() };
+        let mut team = Self { shared, workers: Vec::with_capacity(threads - 1) };
+        for index in 1..threads {
+            let shared = Arc::clone(&team.shared);
+            let core = if cores.len() >= threads { cores.get(index).copied() } else { None };
+            let worker = std::thread::Builder::new()
+                .name(format!("k3-compute-{index}"))
+                .spawn(move || {
+                    if let Some(core) = core
+                        && !core_affinity::set_for_current(core)
+                    {
+                        tracing::warn!(index, core = core.id, "thread not pinned");
+                    }
+                    work(&shared, index);
+                })
+                .map_err(|source| TeamError::Spawn { index, source })?;
+            team.workers.push(worker);
+        }
+        Ok(team)
+    }
+
+    /// Number of threads, the caller's included.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `job(i)` once in each thread i and returns when all have returned.
+    ///
+    /// # Errors
+    /// [`TeamError::Panicked`] when the job panicked anywhere; the team can be used again.
+    pub fn run(&mut self, job: &(dyn Fn(usize) + Sync)) -> Result<(), TeamError> {
+        let workers = self.workers.len();
+        if workers > 0 {
+            // SAFETY: only the lifetime is changed. The pointer is followed by workers only before they
+            // decrement `pending`, and this function does not return, not even by a panic, before
+            // `pending` is 0; so the closure outlives every use.
+            let call = unsafe {
+                std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(job)
+            };
+            // SAFETY: `&mut self` and `pending == 0` at the end of every run: no worker reads `job` now.
+            unsafe { *self.shared.job.get() = Some(Job { call, caller: std::thread::current() }) };
+            self.shared.pending.store(workers, Ordering::Relaxed);
+            self.shared.generation.fetch_add(1, Ordering::SeqCst);
+            self.wake_parked();
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        self.wait_for_workers();
+        if self.shared.panicked.swap(false, Ordering::AcqRel) || own.is_err() {
+            return Err(TeamError::Panicked);
+        }
+        Ok(())
+    }
+
+    fn wake_parked(&self) {
+        for (flag, worker) in self.shared.parked.iter().zip(&self.workers) {
+            if flag.swap(false, Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+    }
+
+    fn wait_for_workers(&self) {
+        let done = || self.shared.pending.load(Ordering::Acquire) == 0;
+        for _ in 0..self.shared.spins {
+            if done() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        self.shared.caller_parked.store(true, Ordering::SeqCst);
+        while self.shared.pending.load(Ordering::SeqCst) != 0 {
+            std::thread::park();
+        }
+        self.shared.caller_parked.store(false, Ordering::SeqCst);
+    }
+
+    /// Calls `job(worker, item)` once for every item of `0..items`; threads take the next free item.
+    ///
+    /// # Errors
+    /// As [`Team::run`].
+    pub fn items(&mut self, items: usize, job: &(dyn Fn(usize, usize) + Sync)) -> Result<(), TeamError> {
+        let next = AtomicUsize::new(0);
+        self.run(&|worker| {
+            loop {
+                let item = next.fetch_add(1, Ordering::Relaxed);
+                if item >= items {
+                    return;
+                }
+                job(worker, item);
+            }
+        })
+    }
+
+    /// Cuts the rows of `out` at multiples of [`ROW_GRANULE`] and calls `job(rows, part)` for every piece.
+    ///
+    /// # Errors
+    /// As [`Team::run`].
+    pub fn rows(
+        &mut self,
+        out: Out<'_>,
+        job: impl Fn(Range<usize>, Out<'_>) + Sync,
+    ) -> Result<(), TeamError> {
+        let granules = out.rows().div_ceil(ROW_GRANULE);
+        let pieces =
+            granules.min(self.threads() * if self.workers.is_empty() { 1 } else { PIECES_PER_THREAD });
+        let edge = |piece: usize| (granules * piece / pieces * ROW_GRANULE).min(out.rows());
+        self.items(pieces, &|_, piece| {
+            let rows = edge(piece)..edge(piece + 1);
+            // SAFETY: `edge` is monotone, so the ranges of different pieces are disjoint, and `items`
+            // hands out each piece once.
+            let part = unsafe { out.part(rows.clone()) };
+            job(rows, part);
+        })
+    }
+
+    /// Calls `job(scratch, i, part i of cut)` for every part, with the scratch of the thread that runs it.
+    ///
+    /// # Errors
+    /// As [`Team::run`].
+    pub fn parts<S: Send, C: Cut>(
+        &mut self,
+        scratch: &mut PerWorker<S>,
+        cut: C,
+        job: impl Fn(&mut S, usize, C::Part) + Sync,
+    ) -> Result<(), TeamError> {
+        let scratch = scratch.lend(self.threads());
+        self.items(cut.count(), &|worker, item| {
+            // SAFETY: `cut` is used up here, `items` hands out each item once, and parts of different
+            // items are disjoint.
+            let part = unsafe { cut.part(item) };
+            // SAFETY: a worker number belongs to one thread, which runs one item at a time.
+            let scratch = unsafe { scratch.get(worker) };
+            job(scratch, item, part);
+        })
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.generation.fetch_add(1, Ordering::SeqCst);
+        self.wake_parked();
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of its jobs: there is nothing to learn from its result.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, index: usize) {
+    let mut seen = 0;
+    loop {
+        seen = wait_for_job(shared, index, seen);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: `generation` changed, so `run` has written the job and does not write again before
+        // this worker decrements `pending`.
+        let Some((call, caller)) =
+            (unsafe { &*shared.job.get() }).as_ref().map(|job| (job.call, job.caller.clone()))
+        else {
+            return;
+        };
+        // SAFETY: `run` keeps the closure alive until `pending` is 0.
+        if catch_unwind(AssertUnwindSafe(|| unsafe { (*call)(index) })).is_err() {
+            shared.panicked.store(true, Ordering::Release);
+        }
+        if shared.pending.fetch_sub(1, Ordering::SeqCst) == 1 && shared.caller_parked.load(Ordering::SeqCst) {
+            caller.unpark();
+        }
+    }
+}
+
+/// Waits until the generation is another than `seen`; returns it.
+fn wait_for_job(shared: &Shared, index: usize, seen: usize) -> usize {
+    for _ in 0..shared.spins {
+        let now = shared.generation.load(Ordering::Acquire);
+        if now != seen {
+            return now;
+        }
+        std::hint::spin_loop();
+    }
+    let parked = &shared.parked[index - 1];
+    loop {
+        parked.store(true, Ordering::SeqCst);
+        let now = shared.generation.load(Ordering::SeqCst);
+        if now != seen {
+            parked.store(false, Ordering::SeqCst);
+            return now;
+        }
+        std::thread::park();
+    }
+}
+
+/// One value for each thread of a team: scratch memory that needs no lock.
+pub struct PerWorker<S> {
+    values: Box<[UnsafeCell<S>]>,
+}
+
+impl<S> PerWorker<S> {
+    /// `make()` for each of `threads` threads.
+    pub fn new(threads: usize, mut make: impl FnMut() -> S) -> Self {
+        Self { values: (0..threads.max(1)).map(|_| UnsafeCell::new(make())).collect() }
+    }
+
+    /// The first thread's value, for work outside a team.
+    pub fn first(&mut self) -> &mut S {
+        self.values[0].get_mut()
+    }
+
+    /// # Panics
+    /// When there are fewer values than threads.
+    fn lend(&mut self, threads: usize) -> Lent<'_, S> {
+        assert!(self.values.len() >= threads, "scratch for {} threads, team of {threads}", self.values.len());
+        Lent { values: &self.values }
+    }
+}
+
+/// A [`PerWorker`] borrowed for one run of a team.
+struct Lent<'a, S> {
+    values: &'a [UnsafeCell<S>],
+}
+
+// SAFETY: `get` is unsafe and its callers give each value to one thread only.
+unsafe impl<S: Send> Sync for Lent<'_, S> {}
+
+impl<S> Lent<'_, S> {
+    /// # Safety
+    /// No two live references to the value of one worker.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn get(&self, worker: usize) -> &mut S {
+        // SAFETY: the exclusive borrow of the PerWorker lives as long as self; the caller's promise
+        // excludes a second reference.
+        unsafe { &mut *self.values[worker].get() }
+    }
+}
+
+/// Something that falls into disjoint parts which threads may change at the same time.
+pub trait Cut: Sync {
+    /// A part. It may outlive the cut, as long as what was cut stays borrowed.
+    type Part;
+
+    /// Number of parts.
+    fn count(&self) -> usize;
+
+    /// Part `i < count()`.
+    ///
+    /// # Safety
+    /// Called at most once for each `i`.
+    unsafe fn part(&self, i: usize) -> Self::Part;
+}
+
+/// A [rows, stride] array cut into rectangles of `tile_rows` x `tile_cols`, numbered row by row; those at
+/// the edges may be smaller.
+pub struct Tiles<'a, T = f32> {
+    data: *mut T,
+    stride: usize,
+    rows: usize,
+    cols: Range<usize>,
+    tile_rows: usize,
+    tile_cols: usize,
+    _data: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: `part` is unsafe and hands out disjoint rectangles of one exclusive borrow.
+unsafe impl<T: Send> Sync for Tiles<'_, T> {}
+
+/// A rectangle of a [`Tiles`].
+pub struct Tile<'p, T = f32> {
+    data: *mut T,
+    stride: usize,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    _data: PhantomData<&'p mut [T]>,
+}
+
+impl<'a, T> Tiles<'a, T> {
+    /// Cuts the columns `cols` of `data` = [rows, stride].
+    ///
+    /// # Panics
+    /// When the array is too short, `cols` reaches past the stride or a tile is empty.
+    pub fn new(
+        data: &'a mut [T],
+        stride: usize,
+        cols: Range<usize>,
+        tile_rows: usize,
+        tile_cols: usize,
+    ) -> Self {
+        assert!(tile_rows > 0 && tile_cols > 0 && stride > 0, "empty tile");
+        assert!(cols.start <= cols.end && cols.end <= stride, "columns {cols:?} of stride {stride}");
+        let rows = data.len() / stride;
+        Self { data: data.as_mut_ptr(), stride, rows, cols, tile_rows, tile_cols, _data: PhantomData }
+    }
+
+    /// One part for each run of `len` elements.
+    pub fn chunks(data: &'a mut [T], len: usize) -> Self {
+        Self::new(data, len, 0..len, 1, len)
+    }
+
+    /// One part for each run of `len` columns, all rows of [rows, stride] together.
+    pub fn strips(data: &'a mut [T], stride: usize, len: usize) -> Self {
+        let rows = (data.len() / stride.max(1)).max(1);
+        Self::new(data, stride, 0..stride, rows, len)
+    }
+
+    fn across(&self) -> usize {
+        self.cols.len().div_ceil(self.tile_cols)
+    }
+}
+
+impl<'a, T: Send> Cut for Tiles<'a, T> {
+    type Part = Tile<'a, T>;
+
+    fn count(&self) -> usize {
+        self.rows.div_ceil(self.tile_rows) * self.across()
+    }
+
+    unsafe fn part(&self, i: usize) -> Tile<'a, T> {
+        assert!(i < self.count(), "part {i} of {}", self.count());
+        let (down, across) = (i / self.across(), i % self.across());
+        let rows = down * self.tile_rows..((down + 1) * self.tile_rows).min(self.rows);
+        let first = self.cols.start + across * self.tile_cols;
+        let cols = first..(first + self.tile_cols).min(self.cols.end);
+        Tile { data: self.data, stride: self.stride, rows, cols, _data: PhantomData }
+    }
+}
+
+impl<T> Tile<'_, T> {
+    /// Rows of the whole array that the rectangle covers.
+    #[must_use]
+    pub fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// Columns of the whole array that the rectangle covers.
+    #[must_use]
+    pub fn cols(&self) -> Range<usize> {
+        self.cols.clone()
+    }
+
+    /// The rectangle's part of row `row`, counted in the whole array.
+    ///
+    /// # Panics
+    /// When the row is not in the rectangle.
+    pub fn row(&mut self, row: usize) -> &mut [T] {
+        assert!(self.rows.contains(&row), "row {row} of tile {:?}", self.rows);
+        // SAFETY: the row is inside the array that `Tiles::new` measured, the columns are inside the
+        // stride, and the rectangle is this tile's alone for its lifetime.
+        unsafe {
+            let first = self.data.add(row * self.stride + self.cols.start);
+            std::slice::from_raw_parts_mut(first, self.cols.len())
+        }
+    }
+}
+
+macro_rules! cut_tuple {
+    ($($name:ident . $field:tt),+) => {
+        /// Parts with the same number belong together; all members have the same count.
+        impl<$($name: Cut),+> Cut for ($($name,)+) {
+            type Part = ($($name::Part,)+);
+
+            fn count(&self) -> usize {
+                let count = self.0.count();
+                $(assert_eq!(self.$field.count(), count, "arrays cut into different numbers of parts");)+
+                count
+            }
+
+            unsafe fn part(&self, i: usize) -> Self::Part {
+                // SAFETY: the caller's promise holds for every member.
+                ($(unsafe { self.$field.part(i) },)+)
+            }
+        }
+    };
+}
+cut_tuple!(A.0, B.1);
+cut_tuple!(A.0, B.1, C.2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_runs_every_job_once() {
+        for threads in 1..=5 {
+            let mut team = Team::new(threads, false).unwrap();
+            for _ in 0..200 {
+                let calls: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+                team.run(&|i| {
+                    calls[i].fetch_add(1, Ordering::Relaxed);
+                })
+                .unwrap();
+                assert!(calls.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_team_that_has_parked_wakes_up() {
+        let mut team = Team::new(3, true).unwrap();
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let calls = AtomicUsize::new(0);
+            team.run(&|i| {
+                std::thread::sleep(std::time::Duration::from_millis(5 * i as u64));
+                calls.fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+            assert_eq!(calls.into_inner(), 3);
+        }
+    }
+
+    #[test]
+    fn a_panic_in_any_thread_ends_the_job_and_leaves_the_team_usable() {
+        let mut team = Team::new(3, false).unwrap();
+        for bad in 0..3 {
+            let failed = team.run(&|i| assert_ne!(i, bad, "on purpose"));
+            assert!(matches!(failed, Err(TeamError::Panicked)));
+            team.run(&|_| ()).unwrap();
+        }
+    }
+
+    #[test]
+    fn tiles_cover_the_array_once_and_stay_inside_their_columns() {
+        let mut team = Team::new(4, false).unwrap();
+        let mut scratch = PerWorker::new(4, || 0usize);
+        let mut data = vec![0f32; 7 * 10];
+        team.parts(&mut scratch, Tiles::new(&mut data, 10, 1..9, 3, 3), |_, i, mut tile| {
+            for row in tile.rows() {
+                for v in tile.row(row) {
+                    *v += (i + 1) as f32;
+                }
+            }
+        })
+        .unwrap();
+        for (i, v) in data.iter().enumerate() {
+            let (row, col) = (i / 10, i % 10);
+            let want = if (1..9).contains(&col) { (row / 3 * 3 + (col - 1) / 3 + 1) as f32 } else { 0.0 };
+            assert_eq!(*v, want, "row {row} column {col}");
+        }
+    }
+
+    #[test]
+    fn rows_are_cut_at_granules_and_covered_once() {
+        for threads in 1..=4 {
+            let mut team = Team::new(threads, false).unwrap();
+            let (rows, count) = (16 * 9 + 5, 3);
+            let mut data = vec![0f32; rows * count];
+            team.rows(Out::new(&mut data, rows, rows, count), |range, mut part| {
+                assert_eq!(range.start % ROW_GRANULE, 0);
+                for t in 0..part.count() {
+                    for (v, row) in part.column(t).iter_mut().zip(range.clone()) {
+                        *v += (t * 1000 + row) as f32;
+                    }
+                }
+            })
+            .unwrap();
+            for (i, v) in data.iter().enumerate() {
+                assert_eq!(*v, (i / rows * 1000 + i % rows) as f32);
+            }
+        }
+    }
+}
