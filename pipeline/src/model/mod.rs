@@ -1,5 +1,7 @@
 //! What a model directory holds: the configuration, the tensors, and which tensor plays which part.
 
+mod binding;
+pub mod checkpoint_error;
 pub mod config;
 pub mod config_error;
 pub mod config_json;
@@ -8,4 +10,7 @@ mod fields;
 mod files;
 mod json;
 pub mod layout;
+pub mod open;
+pub mod shard;
+pub mod shard_index;
 pub mod tensors;

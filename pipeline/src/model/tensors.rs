@@ -274,6 +274,31 @@ pub struct ModelTensors {
     pub head: MatrixRef,
     /// The model's own vectors: last norm, last residual mix.
     pub vectors: Vec<VectorRef>,
+    /// Tensors of the image tower, which are left alone.
+    pub vision: VisionTensors,
+    /// What the directory was when it was opened.
+    pub fingerprint: Fingerprint,
+}
+
+/// Tensors of the image tower.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VisionTensors {
+    /// How many there are.
+    pub count: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// A hash over the configuration's text and, file by file, its name, length and header, and so over
+/// every tensor's name, type, shape and place. Packs and saved sessions carry it: they are refused
+/// with another checkpoint. It does not read the weights themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint(pub u128);
+
+impl std::fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
 }
 
 /// A matrix that is no part of a pass's walk.
