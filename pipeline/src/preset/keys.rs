@@ -101,8 +101,8 @@ pub(super) static KEYS: &[Key] = &[
                 process's cgroup leaves, whatever stands here.",
         required: true,
         set: |p, v| {
-            p.budget = match v.text()? {
-                "auto" => MemoryBudget::Auto,
+            p.budget = match v {
+                Value::Text(text) if text == "auto" => MemoryBudget::Auto,
                 _ => MemoryBudget::Limit(size(v, BUDGET_MIN, SIZE_MAX)?),
             };
             Ok(())

@@ -8,6 +8,8 @@ mod builtin;
 mod error;
 mod keys;
 mod read;
+#[cfg(test)]
+mod tests;
 mod value;
 mod write;
 

@@ -118,11 +118,27 @@ impl Preset {
     }
 }
 
+/// What required keys a text lacks: each with what it takes, or just their names where they are many.
+fn missing(seen: &[&str]) -> Option<String> {
+    let keys: Vec<&Key> = KEYS.iter().filter(|k| k.required && !seen.contains(&k.path)).collect();
+    match keys[..] {
+        [] => None,
+        [key] => Some(format!("{} is missing; allowed: {}", key.path, key.allowed)),
+        _ => {
+            let names: Vec<&str> = keys.iter().map(|k| k.path).collect();
+            Some(format!("missing keys: {}; `k3 preset show` explains each", names.join(", ")))
+        }
+    }
+}
+
 fn find_key(path: &str) -> Result<&'static Key, String> {
     KEYS.iter().find(|k| k.path == path).ok_or_else(|| unknown_key(path))
 }
 
 fn unknown_key(path: &str) -> String {
+    if is_section(path) {
+        return format!("{path} is a section, not a value: write [{path}] and its keys below");
+    }
     // A forgotten or wrong section is the likeliest slip, so the last part counts as much as the whole.
     let last = |p: &str| p.rsplit('.').next().unwrap_or_default().to_owned();
     let near = KEYS
@@ -142,6 +158,7 @@ fn unknown_key(path: &str) -> String {
 }
 
 fn refusal(key: &Key, found: &str, why: &str) -> String {
+    let found = if found.is_empty() { "empty" } else { found };
     let shown: String = found.chars().take(60).collect();
     let dots = if shown.len() < found.len() { "…" } else { "" };
     let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
@@ -178,16 +195,16 @@ impl Reader<'_> {
                         self.value(&mut preset, (&path, key.span()), value, &mut seen, &mut found);
                     }
                 }
+                DeValue::Table(_) if !KEYS.iter().any(|k| k.path == path) => {
+                    found.push((key.span().start, self.problem(key.span(), unknown_section(path))));
+                }
                 _ => self.value(&mut preset, (path, key.span()), value, &mut seen, &mut found),
             }
         }
         found.sort_by_key(|(at, _)| *at);
         let mut problems: Vec<Problem> = found.into_iter().map(|(_, problem)| problem).collect();
         let whole = || Place::WholeFile { name: self.source.to_owned() };
-        for key in KEYS.iter().filter(|k| k.required && !seen.contains(&k.path)) {
-            let what = format!("{} is missing; allowed: {}", key.path, key.allowed);
-            problems.push(Problem { place: whole(), what });
-        }
+        problems.extend(missing(&seen).map(|what| Problem { place: whole(), what }));
         if problems.is_empty() {
             problems.extend(preset.contradiction().map(|(_, what)| Problem { place: whole(), what }));
         }
@@ -234,6 +251,15 @@ impl Reader<'_> {
     }
 }
 
+fn sections() -> impl Iterator<Item = &'static str> {
+    KEYS.iter().filter_map(|k| Some(k.path.split_once('.')?.0))
+}
+
 fn is_section(name: &str) -> bool {
-    KEYS.iter().any(|k| k.path.split_once('.').is_some_and(|(section, _)| section == name))
+    sections().any(|section| section == name)
+}
+
+fn unknown_section(name: &str) -> String {
+    let near = nearest(name, sections()).map_or_else(String::new, |n| format!("; did you mean [{n}]?"));
+    format!("unknown section [{name}]{near}")
 }
