@@ -19,12 +19,14 @@
 //! columns is zero in both and no part of the matrix.
 
 use core::fmt;
+use core::ops::Range;
 
+use crate::tile::COLUMN_BYTES;
 use crate::weights::{Bf16Rows, ShapeError, TILE_ROWS, debug_as_shape, sized, tiled_bytes};
 
 const MAGIC: [u8; 8] = *b"K3HN\x01\0\0\0";
 const HEADER: usize = 64;
-const TABLE: core::ops::Range<usize> = 32..48;
+const TABLE: Range<usize> = 32..48;
 /// Columns that are coded together.
 pub(crate) const QUAD_COLS: usize = 4;
 /// Bytes of 4 columns of one tile.
@@ -52,9 +54,9 @@ pub(crate) struct Escape {
 }
 
 impl Escape {
-    fn from_word(word: u32) -> Self {
-        let position = (word >> 8) as usize;
-        Self { col: position / TILE_ROWS, row: position % TILE_ROWS, high: word.to_le_bytes()[0] }
+    fn from_bytes(bytes: [u8; 4]) -> Self {
+        let position = (u32::from_le_bytes(bytes) >> 8) as usize;
+        Self { col: position / TILE_ROWS, row: position % TILE_ROWS, high: bytes[0] }
     }
 }
 
@@ -135,9 +137,9 @@ impl<'a> HnTiled<'a> {
     fn escapes_ascend(&self, tile: usize, start: usize, end: usize) -> bool {
         let rows = TILE_ROWS.min(self.rows - tile * TILE_ROWS);
         let mut from = 0;
-        (start..end).all(|index| {
-            let position = u64::from(u32_at(self.escapes, index) >> 8);
-            let escape = Escape::from_word(u32_at(self.escapes, index));
+        self.escapes.as_chunks::<4>().0[start..end].iter().all(|word| {
+            let escape = Escape::from_bytes(*word);
+            let position = escape.col * TILE_ROWS + escape.row;
             let fits = position >= from && escape.col < self.cols && escape.row < rows;
             from = position + 1;
             fits
@@ -167,53 +169,55 @@ impl<'a> HnTiled<'a> {
         &self.table
     }
 
-    /// The bytes of one tile: `[4 columns][96]`.
-    pub(crate) fn tile(&self, tile: usize) -> &'a [u8] {
-        let size = self.cols.div_ceil(QUAD_COLS) * QUAD_BYTES;
-        &self.body[tile * size..][..size]
+    /// One tile, 4 columns at a time.
+    pub(crate) fn tile(&self, tile: usize) -> &'a [[u8; QUAD_BYTES]] {
+        let quads = self.cols.div_ceil(QUAD_COLS);
+        &self.body.as_chunks().0[tile * quads..][..quads]
     }
 
-    /// The escapes of one tile, ascending by column, then row.
-    pub(crate) fn escapes(&self, tile: usize) -> impl Iterator<Item = Escape> + use<'a> {
+    /// The escapes in some columns of one tile, ascending by column, then row.
+    pub(crate) fn escapes(&self, tile: usize, cols: Range<usize>) -> impl Iterator<Item = Escape> + use<'a> {
         let (start, end) = (u32_at(self.starts, tile) as usize, u32_at(self.starts, tile + 1) as usize);
-        let words = &self.escapes[start * 4..end * 4];
-        (0..end - start).map(move |index| Escape::from_word(u32_at(words, index)))
+        let words = &self.escapes.as_chunks::<4>().0[start..end];
+        let before = |col: usize| words.partition_point(|word| Escape::from_bytes(*word).col < col);
+        words[before(cols.start)..before(cols.end)].iter().map(|word| Escape::from_bytes(*word))
     }
 }
 
 debug_as_shape!(HnTiled);
 
-/// Decodes 4 columns of a tile to `[column][16 rows]` bf16, escapes left as they come.
-pub(crate) fn decode_quad(quad: &[u8], table: &[u8; 16], tile: &mut [u8]) {
+/// Decodes 4 columns of a tile, escapes left as they come.
+#[inline(always)]
+pub(crate) fn decode_quad(quad: &[u8; QUAD_BYTES], table: &[u8; 16]) -> [[u8; COLUMN_BYTES]; QUAD_COLS] {
     let (low, nibbles) = quad.split_at(64);
-    for (k, column) in tile.chunks_exact_mut(TILE_ROWS * 2).enumerate() {
-        for (r, weight) in column.chunks_exact_mut(2).enumerate() {
+    let mut columns = [[0; COLUMN_BYTES]; QUAD_COLS];
+    for (k, column) in columns.iter_mut().enumerate() {
+        for (r, weight) in column.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let at = place(k, r);
             let nibble = nibbles[at % 32] >> (4 * (k / 2)) & 15;
-            weight[0] = low[at];
-            weight[1] = table[usize::from(nibble)];
+            *weight = [low[at], table[usize::from(nibble)]];
         }
     }
+    columns
 }
 
-/// The tiled form, bit for bit what [`crate::bf16::tile_rows`] makes of the matrix that was encoded.
+/// The tiled form, bit for bit what
+/// [`Kernels::tile_rows`](crate::Kernels::tile_rows) makes of the matrix that was encoded.
 ///
 /// # Panics
 /// When `dst` is not [`tiled_bytes`] long.
 pub fn hn_decode(src: &HnTiled<'_>, dst: &mut [u8]) {
     assert_eq!(Ok(dst.len()), tiled_bytes(src.rows, src.cols), "bytes of the tiled form");
-    let column_bytes = TILE_ROWS * 2;
-    for (index, tile) in dst.chunks_exact_mut((src.cols * column_bytes).max(1)).enumerate() {
-        for (quad, columns) in
-            src.tile(index).chunks_exact(QUAD_BYTES).zip(tile.chunks_mut(QUAD_COLS * column_bytes))
-        {
-            decode_quad(quad, src.table(), columns);
+    let (columns, _) = dst.as_chunks_mut::<COLUMN_BYTES>();
+    for (index, tile) in columns.chunks_exact_mut(src.cols.max(1)).enumerate() {
+        for (quad, columns) in src.tile(index).iter().zip(tile.chunks_mut(QUAD_COLS)) {
+            columns.copy_from_slice(&decode_quad(quad, &src.table)[..columns.len()]);
         }
-        for escape in src.escapes(index) {
-            tile[escape.col * column_bytes + escape.row * 2 + 1] = escape.high;
+        for escape in src.escapes(index, 0..src.cols) {
+            tile[escape.col][escape.row * 2 + 1] = escape.high;
         }
         let rows = TILE_ROWS.min(src.rows - index * TILE_ROWS);
-        for column in tile.chunks_exact_mut(column_bytes) {
+        for column in tile {
             column[rows * 2..].fill(0);
         }
     }
@@ -318,3 +322,6 @@ fn encode_tile(
     }
     escaped
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,13 +20,18 @@ pub mod isa;
 pub mod kda;
 pub mod lanes;
 pub mod math;
+#[cfg(any(test, feature = "testing"))]
+pub mod matrix_oracle;
 pub mod mla;
 pub mod moe;
+pub mod mxfp4;
 pub mod norm;
 pub mod out;
 pub mod residual;
+mod tile;
 pub mod weights;
 
 pub use dispatch::{Isa, Kernels};
+pub use mxfp4::{Q23, Q23_BATCH_MAX, q23_bytes};
 pub use out::{Columns, Out};
 pub use weights::{Bf16Rows, Bf16Tiled, F32Rows, GROUP_COLS, HnTiled, Matrix, Mxfp4, ShapeError, TILE_ROWS};

@@ -6,6 +6,7 @@
 use core::fmt;
 
 pub use crate::hn::HnTiled;
+use crate::tile::COLUMN_BYTES;
 
 /// Rows of one tile of [`Bf16Tiled`] and [`HnTiled`].
 pub const TILE_ROWS: usize = 16;
@@ -197,14 +198,13 @@ impl<'a> Bf16Tiled<'a> {
         self.cols
     }
 
-    /// The bytes of one tile: `[column][16 rows]`.
+    /// The columns of one tile, each the 16 weights of its rows.
     ///
     /// # Panics
     /// When there is no such tile.
     #[must_use]
-    pub fn tile(&self, tile: usize) -> &'a [u8] {
-        let size = self.cols * TILE_ROWS * 2;
-        &self.bytes[tile * size..][..size]
+    pub fn tile(&self, tile: usize) -> &'a [[u8; COLUMN_BYTES]] {
+        &self.bytes.as_chunks().0[tile * self.cols..][..self.cols]
     }
 }
 
