@@ -8,7 +8,7 @@
 //! The crate is `no_std`, allocates nothing, starts no thread and does no I/O.
 #![no_std]
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 extern crate std;
 
 pub mod act;
@@ -28,6 +28,8 @@ pub mod mxfp4;
 pub mod norm;
 pub mod out;
 pub mod residual;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod tile;
 pub mod weights;
 
