@@ -4,7 +4,7 @@ use crate::dispatch::{Kernels, dispatch};
 use crate::lanes::{LANES, Lanes};
 use crate::math::{sigmoid_lanes, tanh_lanes};
 
-/// Widens little-endian bf16 to `f32`, exactly. `bytes`: [n * 2], `out`: [n].
+/// Widens little-endian bf16 to `f32`, exactly. `bytes`: [n * 2], `out`: `[n]`.
 ///
 /// # Panics
 /// When the lengths do not match.
@@ -16,7 +16,7 @@ pub fn bf16_to_f32(bytes: &[u8], out: &mut [f32]) {
 }
 
 impl Kernels {
-    /// y += x, element by element. `x`, `y`: [n].
+    /// y += x, element by element. `x`, `y`: `[n]`.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -25,7 +25,7 @@ impl Kernels {
         dispatch!(self, add, (x: &[f32], y: &mut [f32]));
     }
 
-    /// x = x * sigmoid(gate), in place. `x`, `gate`: [n].
+    /// x = x * sigmoid(gate), in place. `x`, `gate`: `[n]`.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -35,7 +35,7 @@ impl Kernels {
     }
 
     /// SiTU: y = (beta tanh(gate / beta) sigmoid(gate)) * (linear_beta tanh(up / linear_beta)), evaluated
-    /// in this order. `gate`, `up`, `y`: [n].
+    /// in this order. `gate`, `up`, `y`: `[n]`.
     ///
     /// # Panics
     /// When the lengths differ.

@@ -5,7 +5,7 @@ use crate::lanes::{LANES, Lanes};
 use crate::math::sigmoid_lanes;
 
 /// Transposes convolution weights from the released order to the order that
-/// [`conv_silu`](Kernels::conv_silu) reads. `w`: [channels, width], `taps`: [width, channels].
+/// [`conv_silu`](Kernels::conv_silu) reads. `w`: `[channels, width]`, `taps`: `[width, channels]`.
 ///
 /// # Panics
 /// When `width` is 0 or does not divide the length, or the lengths differ.
@@ -24,12 +24,12 @@ pub fn conv_taps(w: &[f32], width: usize, taps: &mut [f32]) {
 
 impl Kernels {
     /// One token of a depthwise causal convolution, then SiLU:
-    /// s_c = sum over k of taps[k, c] * input[k, c], y_c = s_c * sigmoid(s_c), where input is the history
+    /// s_c = sum over k of `taps[k, c]` * `input[k, c]`, y_c = s_c * sigmoid(s_c), where input is the history
     /// (oldest first) and then `x`: the last tap multiplies the current token. There is no bias.
     ///
-    /// `taps`: [K, C] ([`conv_taps`]); `hist`: [K - 1, C], oldest first, advanced by the call (zero before the first
-    /// token); `x`, `y`: [C]. Channels do not touch each other: C may be all channels or those of
-    /// one head, with `taps` and `hist` kept head by head.
+    /// `taps`: `[K, C]` ([`conv_taps`]); `hist`: `[K - 1, C]`, oldest first, advanced by the call (zero
+    /// before the first token); `x`, `y`: `[C]`. Channels do not touch each other: C may be all channels or
+    /// those of one head, with `taps` and `hist` kept head by head.
     ///
     /// The sum is one [`fma`](Lanes::fma) chain from +0, oldest tap first.
     ///

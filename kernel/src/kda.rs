@@ -10,9 +10,9 @@ pub const KDA_BLOCK: usize = 32;
 
 /// Values of the state of one head: `key_width` rows of `value_width` columns, rounded up to whole vectors.
 ///
-/// The layout is the same on every instruction set: blocks of [`KDA_BLOCK`] value columns (the last one narrower, but
-/// whole vectors of [`LANES`]), each [key_width, columns of the block]. The padding columns start as zero and
-/// stay zero.
+/// The layout is the same on every instruction set: blocks of [`KDA_BLOCK`] value columns (the last one
+/// narrower, but whole vectors of [`LANES`]), each `[key_width, columns of the block]`. The padding columns
+/// start as zero and stay zero.
 #[must_use]
 pub const fn kda_state_len(key_width: usize, value_width: usize) -> usize {
     key_width * value_width.next_multiple_of(LANES)
@@ -30,22 +30,22 @@ pub const fn kda_state_index(key_width: usize, value_width: usize, i: usize, j: 
 /// The inputs of [`kda_run`](Kernels::kda_run): tokens of one head, oldest first.
 #[derive(Clone, Copy, Debug)]
 pub struct KdaTokens<'a> {
-    /// Queries, [T, key width]: normalised and scaled.
+    /// Queries, `[T, key width]`: normalised and scaled.
     pub q: Columns<'a>,
-    /// Keys, [T, key width]: normalised.
+    /// Keys, `[T, key width]`: normalised.
     pub k: Columns<'a>,
-    /// Values, [T, value width].
+    /// Values, `[T, value width]`.
     pub v: Columns<'a>,
-    /// Decay factors, [T, key width] ([`kda_decay`](Kernels::kda_decay)).
+    /// Decay factors, `[T, key width]` ([`kda_decay`](Kernels::kda_decay)).
     pub alpha: Columns<'a>,
-    /// Write strengths after the sigmoid, [T, 1].
+    /// Write strengths after the sigmoid, `[T, 1]`.
     pub beta: Columns<'a>,
 }
 
 impl Kernels {
     /// The decay factors of one head and token. With `a` = e^A_log of the head:
     /// alpha = e^(lower_bound * sigmoid(a * (z + dt_bias))), or, without a lower bound,
-    /// alpha = e^(-a * softplus(z + dt_bias)). `z`, `dt_bias`, `alpha`: [key width].
+    /// alpha = e^(-a * softplus(z + dt_bias)). `z`, `dt_bias`, `alpha`: `[key width]`.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -61,14 +61,13 @@ impl Kernels {
         );
     }
 
-    /// T >= 0 tokens of one head, one after the other, on the state in place. For each token and value column j, with
-    /// keys i ascending:
-    /// s = alpha_i * S_ij, u = fma(k_i, s, u); then d = beta * (v_j - u), S_ij = fma(k_i, d, s),
-    /// o_j = fma(q_i, S_ij, o_j). Sums start at +0; o reads the updated state.
+    /// T >= 0 tokens of one head, one after the other, on the state in place. For each token and value column
+    /// j, with keys i ascending: s = alpha_i * S_ij, u = fma(k_i, s, u); then d = beta * (v_j - u), S_ij =
+    /// fma(k_i, d, s), o_j = fma(q_i, S_ij, o_j). Sums start at +0; o reads the updated state.
     ///
-    /// `state`: [`kda_state_len`] values in the layout described there; `key_width` and `value_width` in values;
-    /// `out`: [T, value width]. Columns are independent, so the state is walked block by block with all tokens
-    /// inside: many tokens get the bits of one at a time.
+    /// `state`: [`kda_state_len`] values in the layout described there; `key_width` and `value_width` in
+    /// values; `out`: `[T, value width]`. Columns are independent, so the state is walked block by block with
+    /// all tokens inside: many tokens get the bits of one at a time.
     ///
     /// # Panics
     /// When the lengths do not match or `key_width` is 0.

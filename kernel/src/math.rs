@@ -108,7 +108,7 @@ macro_rules! functions {
         impl Kernels {
             $(#[$doc])*
             ///
-            /// In place, for every element of `x`: [n].
+            /// In place, for every element of `x`: `[n]`.
             pub fn $name(self, x: &mut [f32]) {
                 #[inline(always)]
                 fn each<L: Lanes>(l: L, x: &mut [f32]) {

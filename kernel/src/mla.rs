@@ -1,9 +1,9 @@
 //! Latent attention of one token over a cache of latents, in the absorbed form: per position one normed
 //! latent vector and one rope vector, shared by all heads.
 //!
-//! Heads are taken in groups of [`HEADS`], positions in blocks of [`BLOCK`], so that a block of the cache
-//! is read from memory once and serves all heads from the second-level cache. Scores and softmax have one head
-//! per lane, sums over the latents one column per lane: nothing is summed across lanes.
+//! Heads are taken in groups of 16, positions in blocks of 96, so that a block of the cache is read from
+//! memory once and serves all heads from the second-level cache. Scores and softmax have one head per lane,
+//! sums over the latents one column per lane: nothing is summed across lanes.
 
 use crate::dispatch::{Kernels, dispatch};
 use crate::lanes::{LANES, Lanes};
@@ -21,7 +21,7 @@ const SCORED: usize = 6;
 const SUMMED: usize = 4;
 const VECTORS: usize = 3;
 
-/// The latent cache of one layer and sequence: [positions, rank + rope].
+/// The latent cache of one layer and sequence: `[positions, rank + rope]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Latent<'a> {
     /// Position after position: `rank` values of the normed latent, then `rope` values of the shared key.
@@ -45,20 +45,21 @@ pub const fn mla_scratch(heads: usize, rank: usize, rope: usize) -> usize {
 }
 
 impl Kernels {
-    /// Attention of one token: for each head h and the positions s of the cache,
-    /// ctx_h = sum over s of softmax_s(scale * (q_h . latent_s)) latent_s, the dot product over rank + rope columns,
-    /// the sum over the first rank.
+    /// Attention of one token: for each head h and the positions s of the cache, ctx_h = sum over s of
+    /// softmax_s(scale * (q_h . latent_s)) latent_s, the dot product over rank + rope columns, the sum over
+    /// the first rank.
     ///
-    /// `q`: [heads, rank + rope], queries with the key projection absorbed; `latent`: the positions that the
-    /// token may see, at least one; `ctx`: [heads, rank], overwritten; `scratch`: [`mla_scratch`] values, contents
-    /// irrelevant. Any number of heads; each gets the bits it gets alone. Multiples of 16 are fastest.
+    /// `q`: `[heads, rank + rope]`, queries with the key projection absorbed; `latent`: the positions that
+    /// the token may see, at least one; `ctx`: `[heads, rank]`, overwritten; `scratch`: [`mla_scratch`]
+    /// values, contents irrelevant. Any number of heads; each gets the bits it gets alone. Multiples of 16
+    /// are fastest.
     ///
-    /// Order. A score is C256: total = +0; per chunk of 256 columns a = +0, a = [fma](Lanes::fma)(q, latent, a)
-    /// ascending, total += a; then times scale. Positions go in blocks of 96 from position 0: m' = max(m, the
-    /// block's scores); what was summed so far is multiplied by e^(m - m'), p_s = e^(score_s - m'); the block's sums of
-    /// p_s and of p_s latent_s (an fma chain) run from +0, positions ascending, and are added to the
-    /// totals. Totals are two `f32` each, kept by exact two-sums and exact products, so that rounding does not
-    /// grow with the context; at the end ctx = (high + low) / (high + low of the sum of p).
+    /// Order. A score is C256: total = +0; per chunk of 256 columns a = +0, a = [fma](Lanes::fma)(q, latent,
+    /// a) ascending, total += a; then times scale. Positions go in blocks of 96 from position 0: m' = max(m,
+    /// the block's scores); what was summed so far is multiplied by e^(m - m'), p_s = e^(score_s - m'); the
+    /// block's sums of p_s and of p_s latent_s (an fma chain) run from +0, positions ascending, and are added
+    /// to the totals. Totals are two `f32` each, kept by exact two-sums and exact products, so that rounding
+    /// does not grow with the context; at the end ctx = (high + low) / (high + low of the sum of p).
     ///
     /// # Panics
     /// When the lengths do not match.
@@ -75,7 +76,11 @@ impl Kernels {
             scratch.len() >= mla_scratch(heads, latent.rank, latent.rope),
             "mla_attend: scratch too short"
         );
-        dispatch!(self, attend, (q: &[f32], latent: Latent<'_>, scale: f32, ctx: &mut [f32], scratch: &mut [f32]));
+        dispatch!(
+            self,
+            attend,
+            (q: &[f32], latent: Latent<'_>, scale: f32, ctx: &mut [f32], scratch: &mut [f32])
+        );
     }
 }
 
@@ -83,7 +88,7 @@ impl Kernels {
 struct Totals<'a> {
     /// What a larger maximum makes of each head's totals so far.
     rescale: [f32; HEADS],
-    /// High and low part of the sum of p times latent: [heads, rank].
+    /// High and low part of the sum of p times latent: `[heads, rank]`.
     high: &'a mut [f32],
     low: &'a mut [f32],
 }
@@ -127,7 +132,7 @@ fn attend<L: Lanes>(l: L, q: &[f32], latent: Latent<'_>, scale: f32, ctx: &mut [
     }
 }
 
-/// Transposes the queries of up to [`HEADS`] heads: `panel` [width, HEADS], +0 where there is no head.
+/// Transposes the queries of up to [`HEADS`] heads: `panel` `[width, HEADS]`, +0 where there is no head.
 fn pack(q: &[f32], width: usize, panel: &mut [f32]) {
     panel.fill(0.0);
     for (h, q) in q.chunks_exact(width).enumerate() {
@@ -137,7 +142,7 @@ fn pack(q: &[f32], width: usize, panel: &mut [f32]) {
     }
 }
 
-/// `p` [positions, HEADS] = the unscaled scores of the block's positions.
+/// `p` `[positions, HEADS]` = the unscaled scores of the block's positions.
 #[inline(always)]
 fn score_block<L: Lanes>(l: L, panel: &[f32], block: &[f32], width: usize, p: &mut [f32]) {
     let whole = p.len() / (SCORED * HEADS);
@@ -180,8 +185,8 @@ fn score_tile<L: Lanes, const N: usize>(l: L, panel: &[f32], rows: &[f32], width
     }
 }
 
-/// Turns the block's scores into p = e^(scale * score - m'), and brings the running maximum and sum of p up to date.
-/// Returns the factor e^(m - m') of each head.
+/// Turns the block's scores into p = e^(scale * score - m'), and brings the running maximum and sum of p up
+/// to date. Returns the factor e^(m - m') of each head.
 #[inline(always)]
 fn softmax_block<L: Lanes>(l: L, scale: f32, p: &mut [f32], softmax: &mut [f32]) -> [f32; HEADS] {
     let scale = l.splat(scale);

@@ -25,8 +25,8 @@ pub struct RouterParams {
 /// `groups`, the score of a group is the sum of its two best choices and only the best groups take
 /// part. Of equal choices and equal groups the lower number wins.
 ///
-/// `scores` (after the sigmoid), `bias`: [experts]; `ids`, `weights`: [top_k], best choice first;
-/// `group_scores`: [groups], scratch. The sum runs best choice first. Scores and bias are finite.
+/// `scores` (after the sigmoid), `bias`: `[experts]`; `ids`, `weights`: `[top_k]`, best choice first;
+/// `group_scores`: `[groups]`, scratch. The sum runs best choice first. Scores and bias are finite.
 ///
 /// # Panics
 /// When the lengths do not match, the groups do not divide the experts, or the kept groups hold fewer
@@ -100,8 +100,8 @@ fn rank(group_scores: &[f32], group: usize) -> usize {
     group_scores.iter().enumerate().filter(|&pair| before(pair)).count()
 }
 
-/// Inserts an expert into the list of the best `chosen` so far, whose choices stand in `choices`; an equal choice goes
-/// behind those that came earlier. Returns the new length.
+/// Inserts an expert into the list of the best `chosen` so far, whose choices stand in `choices`; an equal
+/// choice goes behind those that came earlier. Returns the new length.
 fn insert(choice: f32, expert: usize, ids: &mut [u16], choices: &mut [f32], chosen: usize) -> usize {
     if chosen == ids.len() && choice <= choices[chosen - 1] {
         return chosen;
@@ -116,8 +116,8 @@ fn insert(choice: f32, expert: usize, ids: &mut [u16], choices: &mut [f32], chos
 }
 
 impl Kernels {
-    /// y = sum over i of weights_i ys_i, in rank order. `ys`: [k, n], best expert first; `weights`: [k];
-    /// `y`: [n], overwritten. One [`fma`](Lanes::fma) chain from +0 per element.
+    /// y = sum over i of weights_i ys_i, in rank order. `ys`: `[k, n]`, best expert first; `weights`: `[k]`;
+    /// `y`: `[n]`, overwritten. One [`fma`](Lanes::fma) chain from +0 per element.
     ///
     /// # Panics
     /// When the lengths do not match.

@@ -45,7 +45,7 @@ pub(crate) fn inverse_rms<L: Lanes>(l: L, x: &[f32], eps: f32) -> f32 {
 }
 
 impl Kernels {
-    /// y = w * x / sqrt(mean(x^2) + eps). `x`, `w`, `y`: [n], n > 0.
+    /// y = w * x / sqrt(mean(x^2) + eps). `x`, `w`, `y`: `[n]`, n > 0.
     ///
     /// The sum of squares is an `f32` sum in the order of 8 lanes and 4 partial vectors, restarted every
     /// 1,024 elements; then y_i = (x_i * r) * w_i with r = 1 / sqrt(sum / n + eps).
@@ -57,7 +57,7 @@ impl Kernels {
         dispatch!(self, rmsnorm, (x: &[f32], w: &[f32], eps: f32, y: &mut [f32]));
     }
 
-    /// y = [`rmsnorm`](Self::rmsnorm)(x, w) * sigmoid(gate): the norm comes first. All: [n], n > 0.
+    /// y = [`rmsnorm`](Self::rmsnorm)(x, w) * sigmoid(gate): the norm comes first. All: `[n]`, n > 0.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -69,7 +69,7 @@ impl Kernels {
         dispatch!(self, rmsnorm_gated, (x: &[f32], w: &[f32], eps: f32, gate: &[f32], y: &mut [f32]));
     }
 
-    /// x = x * (scale / sqrt(sum(x^2) + eps)), in place: the sum, not the mean. `x`: [n].
+    /// x = x * (scale / sqrt(sum(x^2) + eps)), in place: the sum, not the mean. `x`: `[n]`.
     /// The sum runs as in [`rmsnorm`](Self::rmsnorm); the two factors are multiplied first.
     pub fn l2norm(self, x: &mut [f32], eps: f32, scale: f32) {
         dispatch!(self, l2norm, (x: &mut [f32], eps: f32, scale: f32));

@@ -9,11 +9,12 @@ use crate::norm::{dot, inverse_rms};
 pub const RESIDUAL_SOURCES_MAX: usize = 256;
 
 impl Kernels {
-    /// y = sum over i of p_i v_i, where p = softmax(s) and s_i = (v_i . key) / sqrt(mean(v_i^2) + eps): the scores see
-    /// normalised sources, the sum takes the raw ones.
+    /// y = sum over i of p_i v_i, where p = softmax(s) and s_i = (v_i . key) / sqrt(mean(v_i^2) + eps): the
+    /// scores see normalised sources, the sum takes the raw ones.
     ///
-    /// `sources`: 1 to [`RESIDUAL_SOURCES_MAX`] vectors [n], in the order blocks, then the running sum; `key`: [n], the
-    /// element-wise product of the norm's and the projection's weights, in `f32`; `y`: [n].
+    /// `sources`: 1 to [`RESIDUAL_SOURCES_MAX`] vectors `[n]`, in the order blocks, then the running sum;
+    /// `key`: `[n]`, the element-wise product of the norm's and the projection's weights, in `f32`; `y`:
+    /// `[n]`.
     ///
     /// Sums over n run as in [`rmsnorm`](Self::rmsnorm); the mix is one [`fma`](Lanes::fma) chain from +0 per
     /// element, sources ascending.
@@ -30,7 +31,7 @@ impl Kernels {
         dispatch!(self, residual_mix, (sources: &[&[f32]], key: &[f32], eps: f32, y: &mut [f32]));
     }
 
-    /// x = softmax(x), in place. `x`: [n], n > 0: e^(x_i - max x), each divided by their sum.
+    /// x = softmax(x), in place. `x`: `[n]`, n > 0: e^(x_i - max x), each divided by their sum.
     ///
     /// The sum has 8 lanes, element i in lane i mod 8, ascending, then [`Lanes::sum`].
     pub fn softmax(self, x: &mut [f32]) {

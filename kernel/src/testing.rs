@@ -1,7 +1,7 @@
 //! Slow, readable references in `f64`, and what tests need to compare instruction sets.
 //!
-//! The references follow the model's formulas and nothing else: no blocks, no lanes, no fused steps. Inputs are
-//! `f32`, as the kernels see them; results are `f64`.
+//! The references follow the model's formulas and nothing else: no blocks, no lanes, no fused steps. Inputs
+//! are `f32`, as the kernels see them; results are `f64`.
 
 use std::vec;
 use std::vec::Vec;
@@ -168,8 +168,8 @@ pub fn situ(gate: &[f32], up: &[f32], beta: f32, linear_beta: f32) -> Vec<f64> {
     gate.iter().zip(up).map(|(g, u)| one(f64::from(*g), f64::from(*u))).collect()
 }
 
-/// Tokens of the causal convolution with SiLU. `w`: [channels, width] as released; `inputs`: [T, channels], preceded by
-/// zeros.
+/// Tokens of the causal convolution with SiLU. `w`: `[channels, width]` as released; `inputs`: `[T,
+/// channels]`, preceded by zeros.
 #[must_use]
 pub fn conv_silu(w: &[f32], width: usize, inputs: &[f32]) -> Vec<f64> {
     let channels = w.len() / width;
@@ -195,7 +195,7 @@ pub fn kda_decay(z: &[f32], dt_bias: &[f32], a: f32, lower_bound: Option<f32>) -
     z.iter().zip(dt_bias).map(|(z, bias)| one(f64::from(*z) + f64::from(*bias))).collect()
 }
 
-/// One head's inputs to [`kda`], each [T, width] without gaps, `beta` [T].
+/// One head's inputs to [`kda`], each `[T, width]` without gaps, `beta` `[T]`.
 #[derive(Clone, Copy, Debug)]
 pub struct KdaInputs<'a> {
     /// Queries.
@@ -210,8 +210,8 @@ pub struct KdaInputs<'a> {
     pub beta: &'a [f32],
 }
 
-/// S = diag(alpha) S; u = S^T k; S = S + beta k (v - u)^T; o = S^T q, for each token. `state`: [key width, value
-/// width], updated; returns o: [T, value width].
+/// S = diag(alpha) S; u = S^T k; S = S + beta k (v - u)^T; o = S^T q, for each token. `state`: `[key width,
+/// value width]`, updated; returns o: `[T, value width]`.
 pub fn kda(state: &mut [f64], inputs: KdaInputs<'_>) -> Vec<f64> {
     let tokens = inputs.beta.len();
     let (dk, dv) = (inputs.k.len() / tokens, inputs.v.len() / tokens);
@@ -245,7 +245,7 @@ pub fn softmax(x: &[f64]) -> Vec<f64> {
 }
 
 /// For each head: softmax(scale q . latent) over the positions, times the latents' first `rank` columns.
-/// `q`: [heads, width], `latent`: [positions, width]; returns [heads, rank].
+/// `q`: `[heads, width]`, `latent`: `[positions, width]`; returns `[heads, rank]`.
 #[must_use]
 pub fn mla_attend(q: &[f32], latent: &[f32], width: usize, rank: usize, scale: f32) -> Vec<f64> {
     let mut ctx = Vec::new();
@@ -299,7 +299,7 @@ pub fn router_choose(scores: &[f32], bias: &[f32], params: &RouterParams) -> (Ve
     (ids, weights)
 }
 
-/// Sum of weights_i ys_i. `ys`: [k, n].
+/// Sum of weights_i ys_i. `ys`: `[k, n]`.
 #[must_use]
 pub fn moe_combine(ys: &[f32], weights: &[f32]) -> Vec<f64> {
     let n = ys.len() / weights.len();

@@ -46,9 +46,11 @@ pub fn sqrt(x: f32) -> f32 {
     // Every positive finite f32 is a normal f64: exponent and significand can be read off.
     let bits = f64::from(x).to_bits();
     let exponent = (bits >> 52) as i32 - 1023;
-    let significand = ((bits & ((1 << 52) - 1)) | (1 << 52)) >> 29; // 24 bits: x = significand * 2^(exponent - 23)
+    // 24 bits: x = significand * 2^(exponent - 23).
+    let significand = ((bits & ((1 << 52) - 1)) | (1 << 52)) >> 29;
     let odd = exponent & 1;
-    let root = (significand << (25 + odd)).isqrt(); // 25 bits: sqrt(x) = root * 2^((exponent - odd) / 2 - 24)
+    // 25 bits: sqrt(x) = root * 2^((exponent - odd) / 2 - 24).
+    let root = (significand << (25 + odd)).isqrt();
     let rounded = (root + 1) >> 1;
     // At most 24 bits and a bit, times a power of two well inside the range: exact.
     (rounded as f64 * f64::from_bits(((((exponent - odd) / 2 - 23) + 1023) as u64) << 52)) as f32
