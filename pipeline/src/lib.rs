@@ -4,6 +4,7 @@
 //! events. The border for users is `Engine` and `Session`; nobody above it knows a tensor.
 
 pub mod machine;
+pub mod chat;
 pub mod memory;
 pub mod model;
 pub mod plan;
@@ -12,4 +13,5 @@ pub mod schedule;
 pub mod source;
 pub mod store;
 pub mod team;
+pub mod tokenizer;
 pub mod units;

@@ -3,6 +3,7 @@
 mod failure;
 mod inspect;
 mod output;
+mod tokenize;
 
 use std::process::ExitCode;
 
@@ -25,6 +26,10 @@ struct Cli {
 enum Command {
     /// Show what a model directory holds and what is missing.
     Inspect(inspect::Args),
+    /// Print the token ids of a text.
+    Tokenize(tokenize::TokenizeArgs),
+    /// Print the text of token ids.
+    Detokenize(tokenize::DetokenizeArgs),
 }
 
 fn main() -> ExitCode {
@@ -38,5 +43,7 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Outcome {
     match command {
         Command::Inspect(args) => inspect::run(args),
+        Command::Tokenize(args) => tokenize::tokenize(args),
+        Command::Detokenize(args) => tokenize::detokenize(args),
     }
 }
