@@ -3,8 +3,8 @@
 //! The library prints nothing and never exits: it returns values and errors, and emits `tracing`
 //! events. The border for users is `Engine` and `Session`; nobody above it knows a tensor.
 
-pub mod machine;
 pub mod chat;
+pub mod machine;
 pub mod memory;
 pub mod model;
 pub mod plan;
