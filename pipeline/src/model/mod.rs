@@ -1,6 +1,7 @@
 //! What a model directory holds: the configuration, the tensors, and which tensor plays which part.
 
 mod binding;
+pub mod check;
 pub mod checkpoint_error;
 pub mod config;
 pub mod config_error;

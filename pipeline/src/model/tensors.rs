@@ -254,6 +254,11 @@ impl ExpertTable {
         self.experts.is_empty()
     }
 
+    /// The extents of all experts, by number.
+    pub fn iter(&self) -> impl Iterator<Item = &ExpertExtents> {
+        self.experts.iter()
+    }
+
     /// Where `expert` lies; `None` past the last.
     #[must_use]
     pub fn extents(&self, expert: ExpertId) -> Option<&ExpertExtents> {

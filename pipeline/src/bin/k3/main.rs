@@ -2,6 +2,7 @@
 
 mod failure;
 mod inspect;
+mod model_summary;
 mod output;
 mod tokenize;
 
