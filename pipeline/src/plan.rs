@@ -58,6 +58,33 @@ pub struct Plan {
     pub ledger: Ledger,
     /// Bytes read per decoded token.
     pub traffic: Traffic,
+    /// Sizes of the model itself, whatever the preset.
+    pub model: ModelSizes,
+}
+
+/// Sizes of a model as stored, and of what it carries from token to token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelSizes {
+    /// Layers.
+    pub layers: usize,
+    /// One routed expert.
+    pub expert_bytes: u64,
+    /// All routed experts.
+    pub experts_bytes: u64,
+    /// Trunk of all layers: matrices and small vectors.
+    pub trunk_bytes: u64,
+    /// Matrices of the largest layer.
+    pub layer_bytes_max: u64,
+    /// Token embedding.
+    pub embed_bytes: u64,
+    /// Output head.
+    pub head_bytes: u64,
+    /// Recurrent state of a sequence.
+    pub state_bytes: u64,
+    /// Convolution history of a sequence.
+    pub history_bytes: u64,
+    /// Latent KV cache per position.
+    pub latent_bytes_per_token: u64,
 }
 
 /// How the trunk is held.

@@ -5,10 +5,13 @@ use crate::model::config::{FeedForward, ModelConfig};
 use crate::preset::{CacheBudget, HeadPlace, LADDER, MemoryBudget, Pinned, Preset, builtin};
 use crate::units::LayerIndex;
 
-use super::memory::{BlockSizes, expert_slot_bytes, fixed_lines, kda_state_bytes, moe_layers};
+use super::memory::{
+    BlockSizes, conv_history_bytes, expert_slot_bytes, fixed_lines, kda_state_bytes,
+    latent_bytes_per_position, moe_layers,
+};
 use super::{
-    BudgetSource, ComputePlan, ExpertPlan, Ledger, LedgerLine, MemoryShortage, ModelShape, Plan, PlanError,
-    ReaderPlan, Refusal, Traffic, TrunkPlan,
+    BudgetSource, ComputePlan, ExpertPlan, Ledger, LedgerLine, MemoryShortage, ModelShape, ModelSizes, Plan,
+    PlanError, ReaderPlan, Refusal, Traffic, TrunkPlan,
 };
 
 /// Memory left untouched beside a plan when the machine or a cgroup sets the budget: 2 %, within limits.
@@ -112,6 +115,7 @@ fn make(
         pass_tokens_max: preset.pass.tokens,
         draft_tokens_max: preset.pass.draft_tokens,
         traffic: traffic(config, shape, &sizes, &choice),
+        model: model_sizes(config, shape, &sizes),
         trunk: TrunkPlan {
             block_bytes: preset.trunk.block.0,
             ring_slots: preset.trunk.ring_slots,
@@ -287,5 +291,20 @@ fn traffic(config: &ModelConfig, shape: &ModelShape, sizes: &BlockSizes, choice:
         expert_bytes_max: experts,
         embed_bytes: shape.embed_row_bytes,
         touched_bytes: trunk + sizes.head_stored + experts + 2 * kda_state_bytes(config),
+    }
+}
+
+fn model_sizes(config: &ModelConfig, shape: &ModelShape, sizes: &BlockSizes) -> ModelSizes {
+    ModelSizes {
+        layers: config.layers.len(),
+        expert_bytes: shape.expert_bytes,
+        experts_bytes: (moe_layers(config) * config.moe.experts) as u64 * shape.expert_bytes,
+        trunk_bytes: sizes.layer_stored.iter().sum::<u64>() + shape.vector_bytes,
+        layer_bytes_max: sizes.layer_stored.iter().copied().max().unwrap_or(0),
+        embed_bytes: config.vocab as u64 * shape.embed_row_bytes,
+        head_bytes: sizes.head_stored,
+        state_bytes: kda_state_bytes(config),
+        history_bytes: conv_history_bytes(config),
+        latent_bytes_per_token: latent_bytes_per_position(config),
     }
 }

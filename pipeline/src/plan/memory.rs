@@ -119,7 +119,7 @@ pub(super) fn kda_state_bytes(config: &ModelConfig) -> u64 {
 }
 
 /// Convolution history of one sequence: [K-1, P] f32 for q, k and v of every KDA layer.
-fn conv_history_bytes(config: &ModelConfig) -> u64 {
+pub(super) fn conv_history_bytes(config: &ModelConfig) -> u64 {
     let history = config.kda.conv_kernel.saturating_sub(1) as u64 * config.kda.width() as u64;
     attention_layers(config, Attention::Kda) * 3 * history * 4
 }

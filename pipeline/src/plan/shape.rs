@@ -3,7 +3,7 @@
 
 use crate::model::config::{FeedForward, ModelConfig};
 use crate::model::layout;
-use crate::model::tensors::{DType, ExpertExtents, MatrixRef, ModelTensors, VectorRef};
+use crate::model::tensors::{DType, ExpertExtents, MatrixRef, ModelTensors, VectorKind, VectorRef};
 use crate::schedule::{PassMatrix, pass_matrices};
 use crate::units::ExpertId;
 
@@ -14,6 +14,8 @@ pub struct ModelShape {
     pub matrices: Vec<PassMatrix>,
     /// Elements of all small vectors as stored.
     pub vector_elements: u64,
+    /// Their bytes as stored.
+    pub vector_bytes: u64,
     /// Bytes of one embedding row as stored.
     pub embed_row_bytes: u64,
     /// Bytes of one routed expert: packed nibbles and scales of its three products.
@@ -44,6 +46,10 @@ impl ModelShape {
         matrices.push(bf16(None, layout::head(config)));
         Self {
             vector_elements: vectors.iter().map(|v| v.dims.used() as u64).sum(),
+            vector_bytes: vectors
+                .iter()
+                .map(|v| (v.dims.used() * released_dtype(v.kind).bytes()) as u64)
+                .sum(),
             embed_row_bytes: (config.hidden * DType::Bf16.bytes()) as u64,
             expert_bytes: layout::expert_bytes(config),
             expert_reads: 1,
@@ -59,12 +65,22 @@ impl ModelShape {
         let vectors = || tensors.layers.iter().flat_map(|l| &l.vectors).chain(&tensors.vectors);
         Self {
             vector_elements: vectors().map(|v| v.len as u64).sum(),
+            vector_bytes: vectors().map(|v| v.extent.bytes).sum(),
             embed_row_bytes: (tensors.embed.cols * tensors.embed.dtype.bytes()) as u64,
             expert_bytes: layout::expert_bytes(config),
             expert_reads: if every_expert_is_one_run(tensors) { 1 } else { 6 },
             index_bytes: index_bytes(config, matrices.len(), vectors().count()),
             matrices,
         }
+    }
+}
+
+/// Number type of a small vector in the release: norms are BF16, the rest is F32.
+fn released_dtype(kind: VectorKind) -> DType {
+    use VectorKind as V;
+    match kind {
+        V::QConv | V::KConv | V::VConv | V::ALog | V::DtBias | V::OutNorm | V::RouterBias => DType::F32,
+        _ => DType::Bf16,
     }
 }
 

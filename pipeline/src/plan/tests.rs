@@ -51,6 +51,7 @@ fn sizes_of_the_release() {
     assert_eq!(Bytes(sizes.layer_stored[1]).human(), "1.27 GB");
     // The trunk of the release is 108.81 GB with its small vectors, which are resident here.
     assert_eq!((trunk as f64 / 1e7).round() / 100.0, 108.76);
+    assert_eq!(((trunk + shape.vector_bytes) as f64 / 1e7).round() / 100.0, 108.81);
     let p = make_plan("pocket", &[], 64 * GB).unwrap();
     assert_eq!(line(&p, "KDA state"), 434_110_464);
     assert_eq!(line(&p, "latent KV cache"), 55_296 * 1024);
