@@ -1,1 +1,5 @@
 //! Integration tests live in `tests/`; this library holds what they share.
+#![allow(clippy::expect_used)]
+
+pub mod harness;
+pub mod resident;
