@@ -4,6 +4,7 @@
 //! events. The border for users is `Engine` and `Session`; nobody above it knows a tensor.
 
 pub mod chat;
+pub mod forward;
 pub mod machine;
 pub mod memory;
 pub mod model;
@@ -11,7 +12,9 @@ pub mod plan;
 pub mod preset;
 pub mod schedule;
 pub mod source;
+pub mod state;
 pub mod store;
 pub mod team;
 pub mod tokenizer;
 pub mod units;
+pub mod workspace;

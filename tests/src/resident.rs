@@ -9,7 +9,7 @@ use k3_kernel::{Bf16Rows, Bf16Tiled, F32Rows, Kernels, Matrix, Mxfp4};
 use k3_pipeline::model::config::ModelConfig;
 use k3_pipeline::model::layout;
 use k3_pipeline::model::tensors::{DType, ExpertExtents, Extent, MatrixExtent, ModelTensors, VectorRef};
-use k3_pipeline::schedule::{BlockId, BlockShape, MatrixShape, Partition, pass_matrices};
+use k3_pipeline::schedule::{BlockId, BlockShape, PassMatrix, Partition, pass_matrices};
 use k3_pipeline::source::{Block, Expert, ExpertRequest, ExpertSource, WeightSource};
 use k3_pipeline::store::StoreError;
 use k3_pipeline::units::{LayerIndex, TokenId};
@@ -99,7 +99,7 @@ impl ResidentWeights {
     }
 
     /// Overwrites one element of a stored matrix, for tests of damage. Row-major blocks only.
-    pub fn poke(&mut self, wanted: &MatrixShape, row: usize, bytes: &[u8]) {
+    pub fn poke(&mut self, wanted: &PassMatrix, row: usize, bytes: &[u8]) {
         for block in &mut self.blocks {
             let BlockId { kind, layer, rows } = block.shape.id.clone();
             if kind == wanted.kind && layer == wanted.layer && rows.contains(&row) {
