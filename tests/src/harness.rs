@@ -56,7 +56,7 @@ pub struct Model {
 /// Tokens of the largest pass of [`Model::executor`].
 pub const PASS_TOKENS: usize = 64;
 /// Context of [`Model::state`].
-pub const CONTEXT: usize = 128;
+pub const CONTEXT: usize = 192;
 /// Longest draft of [`Model::state`].
 pub const DRAFT: usize = 8;
 
