@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use choose::plan;
+pub use choose::{machine_budget_bytes, plan};
 pub use error::{MemoryShortage, PlanError, Refusal};
 pub use predict::{Prediction, Rates};
 pub use shape::ModelShape;
@@ -255,6 +255,8 @@ pub struct Traffic {
     pub expert_bytes_max: u64,
     /// One embedding row.
     pub embed_bytes: u64,
+    /// Trunk matrices that a token goes through, pinned or not.
+    pub touched_trunk_bytes: u64,
     /// Weights that the kernels read from memory, wherever they came from, and state they read and
     /// write.
     pub touched_bytes: u64,

@@ -149,11 +149,17 @@ fn sum(lines: &[LedgerLine]) -> Option<u64> {
     lines.iter().try_fold(0u64, |total, line| total.checked_add(line.bytes))
 }
 
-/// The budget that binds, and who set it.
-fn budget(preset: &Preset, machine: &Machine) -> (u64, BudgetSource) {
+/// The most that a plan may take on this machine: what is left, less head-room.
+#[must_use]
+pub fn machine_budget_bytes(machine: &Machine) -> u64 {
     let left = machine.memory_left_bytes();
     let head_room = (left / HEAD_ROOM_SHARE).clamp(HEAD_ROOM_MIN, HEAD_ROOM_MAX);
-    let allowed = left.saturating_sub(head_room);
+    left.saturating_sub(head_room)
+}
+
+/// The budget that binds, and who set it.
+fn budget(preset: &Preset, machine: &Machine) -> (u64, BudgetSource) {
+    let allowed = machine_budget_bytes(machine);
     match preset.budget {
         MemoryBudget::Limit(bytes) if bytes.0 <= allowed => (bytes.0, BudgetSource::Preset),
         MemoryBudget::Limit(_) | MemoryBudget::Auto => {
@@ -290,6 +296,7 @@ fn traffic(config: &ModelConfig, shape: &ModelShape, sizes: &BlockSizes, choice:
         head_bytes: if choice.head { 0 } else { sizes.head_stored },
         expert_bytes_max: experts,
         embed_bytes: shape.embed_row_bytes,
+        touched_trunk_bytes: trunk,
         touched_bytes: trunk + sizes.head_stored + experts + 2 * kda_state_bytes(config),
     }
 }

@@ -4,6 +4,9 @@ mod failure;
 mod inspect;
 mod model_summary;
 mod output;
+mod plan;
+mod preset;
+mod preset_args;
 mod tokenize;
 
 use std::process::ExitCode;
@@ -27,6 +30,10 @@ struct Cli {
 enum Command {
     /// Show what a model directory holds and what is missing.
     Inspect(inspect::Args),
+    /// Show what a preset takes of memory and disk, before anything is allocated.
+    Plan(Box<plan::Args>),
+    /// List, explain, check and write presets.
+    Preset(preset::Args),
     /// Print the token ids of a text.
     Tokenize(tokenize::TokenizeArgs),
     /// Print the text of token ids.
@@ -44,6 +51,8 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Outcome {
     match command {
         Command::Inspect(args) => inspect::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Preset(args) => preset::run(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
         Command::Detokenize(args) => tokenize::detokenize(args),
     }

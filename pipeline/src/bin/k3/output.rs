@@ -1,10 +1,11 @@
 //! Standard output, buffered and locked once; sizes as people read them.
 
 use std::io::{self, BufWriter, StdoutLock, Write};
+use std::path::Path;
 
 use serde::Serialize;
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 
 /// Locked, buffered stdout. Flush it before the end: a full disk must not pass unseen.
 pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
@@ -27,5 +28,50 @@ pub(crate) fn size(bytes: u64) -> String {
     match UNITS.iter().find(|(_, unit)| value >= *unit) {
         Some((name, unit)) => format!("{:.2} {name}", value / unit),
         None => format!("{bytes} B"),
+    }
+}
+
+/// "5,491,154,944".
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// What to do with a file that is there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// Refuse.
+    Keep,
+    /// Replace it.
+    Replace,
+}
+
+/// Writes a whole file atomically: it is there complete, or not at all.
+pub(crate) fn write_file(path: &Path, bytes: &[u8], existing: Existing) -> Outcome {
+    let failed = |error: io::Error| {
+        Failure::run(anyhow::Error::new(error).context(format!("cannot write {}", path.display())))
+    };
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".k3-").tempfile_in(dir).map_err(failed)?;
+    file.write_all(bytes).map_err(failed)?;
+    file.as_file().sync_all().map_err(failed)?;
+    let placed = match existing {
+        Existing::Keep => file.persist_noclobber(path),
+        Existing::Replace => file.persist(path),
+    };
+    match placed {
+        Ok(_) => Ok(()),
+        Err(e) if e.error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(Failure::refused(anyhow::anyhow!("{} exists already", path.display()))
+                .hint("choose another name, or replace it with --force"))
+        }
+        Err(e) => Err(failed(e.error)),
     }
 }

@@ -1,0 +1,205 @@
+//! `k3 preset`: the presets that exist, what they say, and new ones.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use k3_pipeline::machine::Machine;
+use k3_pipeline::plan::plan;
+use k3_pipeline::preset::{BUILTIN_NAMES, LADDER, MemoryBudget, Pinned, Preset};
+use k3_pipeline::units::Bytes;
+use serde::Serialize;
+
+use crate::failure::{Failure, Outcome};
+use crate::output::{self, Existing};
+use crate::preset_args::{ModelArgs, PresetArgs};
+
+/// Arguments of `k3 preset`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// List the built-in presets.
+    List {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print a preset with an explanation of each key; the text is a preset file itself.
+    Show(ShowArgs),
+    /// Check preset files.
+    Check {
+        /// Names or files.
+        #[arg(required = true, value_name = "NAME|FILE")]
+        presets: Vec<String>,
+    },
+    /// Write a commented preset file, fitted to this machine and, where one is given, to a model.
+    New(NewArgs),
+}
+
+/// Arguments of `k3 preset show`.
+#[derive(Debug, clap::Args)]
+struct ShowArgs {
+    /// A built-in preset, or the path of a preset file.
+    #[arg(value_name = "NAME|FILE")]
+    preset: String,
+    /// Change one key first.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// Arguments of `k3 preset new`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  k3 preset new mine --memory 24GB --model ~/Kimi-K3\n  \
+    k3 generate --preset ./mine.toml --model ~/Kimi-K3 \"Hello\"")]
+struct NewArgs {
+    /// Name of the preset; the file is NAME.toml in the working directory.
+    name: String,
+    /// Memory of the whole process, as in 24GB; without it, what this machine has free now, less
+    /// head-room.
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<String>,
+    /// Preset to start from; without it, the largest built-in that the memory allows.
+    #[arg(long, value_name = "NAME|FILE")]
+    from: Option<String>,
+    /// Change one key; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Replace a file of that name.
+    #[arg(long)]
+    force: bool,
+}
+
+/// Runs the subcommand.
+pub(crate) fn run(args: &Args) -> Outcome {
+    match &args.command {
+        Command::List { json } => list(*json),
+        Command::Show(args) => show(args),
+        Command::Check { presets } => check(presets),
+        Command::New(args) => new(args),
+    }
+}
+
+#[derive(Serialize)]
+struct Entry {
+    name: &'static str,
+    budget: Option<Bytes>,
+    about: String,
+}
+
+fn list(json: bool) -> Outcome {
+    let mut entries = Vec::new();
+    for name in BUILTIN_NAMES {
+        let preset = Preset::load(name, &[]).map_err(Failure::refused)?;
+        entries.push(Entry { name, budget: limit(&preset), about: preset.about });
+    }
+    if json {
+        return output::print_json(&entries);
+    }
+    let mut out = output::stdout();
+    for entry in entries {
+        writeln!(out, "{:<12} {}", entry.name, entry.about)?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn limit(preset: &Preset) -> Option<Bytes> {
+    match preset.budget {
+        MemoryBudget::Auto => None,
+        MemoryBudget::Limit(bytes) => Some(bytes),
+    }
+}
+
+fn show(args: &ShowArgs) -> Outcome {
+    let preset = Preset::load(&args.preset, &args.set).map_err(Failure::refused)?;
+    let mut out = output::stdout();
+    out.write_all(preset.to_commented_toml().as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+fn check(presets: &[String]) -> Outcome {
+    let mut out = output::stdout();
+    let mut wrong = Vec::new();
+    for name in presets {
+        match Preset::load(name, &[]) {
+            Ok(preset) => writeln!(out, "{name}: ok ({})", preset.about)?,
+            Err(error) => wrong.push(error.to_string()),
+        }
+    }
+    out.flush()?;
+    if wrong.is_empty() { Ok(()) } else { Err(Failure::refused(anyhow!(wrong.join("\n")))) }
+}
+
+fn new(args: &NewArgs) -> Outcome {
+    let path = file_for(&args.name)?;
+    let machine = Machine::detect().map_err(Failure::run)?;
+    let preset = fitted(args, &machine)?;
+    let existing = if args.force { Existing::Replace } else { Existing::Keep };
+    let text = format!(
+        "# {}: made by `k3 preset new`. Use it with --preset ./{}\n\n{}",
+        args.name,
+        path.display(),
+        preset.to_commented_toml()
+    );
+    output::write_file(&path, text.as_bytes(), existing)?;
+    let mut out = output::stdout();
+    writeln!(out, "{}", path.display())?;
+    out.flush()?;
+    Ok(())
+}
+
+fn file_for(name: &str) -> Result<PathBuf, Failure> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) || name.starts_with('-') {
+        return Err(Failure::refused(anyhow!(
+            "\"{name}\" is no name for a preset: use at most 64 letters, digits, - and _"
+        )));
+    }
+    if BUILTIN_NAMES.contains(&name) {
+        return Err(Failure::refused(anyhow!("\"{name}\" is a built-in preset: choose another name")));
+    }
+    Ok(PathBuf::from(format!("{name}.toml")))
+}
+
+/// The preset to write, shown to fit this machine where a model is known.
+fn fitted(args: &NewArgs, machine: &Machine) -> Result<Preset, Failure> {
+    let memory = match &args.memory {
+        Some(size) => size.clone(),
+        None => Bytes(k3_pipeline::plan::machine_budget_bytes(machine) / (1 << 20) * (1 << 20)).to_string(),
+    };
+    let mut sets = vec![format!("memory.budget={memory}"), "about=…".to_owned()];
+    let asked = PresetArgs { preset: "pocket".to_owned(), set: sets.clone(), memory: None }.load()?;
+    let from = args.from.clone().unwrap_or_else(|| rung_below(&asked).to_owned());
+    sets.push(format!("about={memory}, from {from}"));
+    sets.extend(args.set.iter().cloned());
+    let mut preset = Preset::load(&from, &sets).map_err(Failure::refused)?;
+    preset.name.clone_from(&args.name);
+    let own_pins = args.set.iter().any(|s| s.trim_start().starts_with("trunk.pinned"));
+    if args.from.is_none() && !own_pins {
+        // The rung's own lower bound was meant for its own budget.
+        preset.trunk.pinned = Pinned::Fit { at_least: 0 };
+    }
+    preset.model.clone_from(&args.model.model);
+    if args.model.model.is_some() || args.model.config.is_some() {
+        let (config, shape) = args.model.load(&preset)?;
+        plan(&preset, &config, &shape, machine).map_err(Failure::refused)?;
+    }
+    Ok(preset)
+}
+
+/// The largest rung of the ladder whose budget is within the preset's.
+fn rung_below(preset: &Preset) -> &'static str {
+    let fits = |name: &&'static str| {
+        let rung = Preset::load(name, &[]).ok().and_then(|rung| limit(&rung));
+        matches!((rung, limit(preset)), (Some(rung), Some(asked)) if rung <= asked)
+    };
+    LADDER.into_iter().rev().find(fits).unwrap_or(LADDER[0])
+}
