@@ -138,17 +138,14 @@ impl fmt::Display for Bytes {
 }
 
 impl Bytes {
-    /// Rounded for people: "17.5 MB", "434 MB", "1.19 GB".
+    /// Rounded for people, in decimal units as disks count: "17.55 MB", "108.81 GB", "512 B".
     #[must_use]
     pub fn human(self) -> String {
         let decimal = BYTE_UNITS.iter().filter(|(name, _)| !name.contains('i'));
-        let (unit, scale) = decimal.copied().find(|&(_, scale)| self.0 >= scale).unwrap_or(("B", 1));
-        if scale == 1 {
-            return format!("{} B", self.0);
+        match decimal.copied().find(|&(_, scale)| self.0 >= scale) {
+            Some((unit, scale)) if scale > 1 => format!("{:.2} {unit}", self.0 as f64 / scale as f64),
+            _ => format!("{} B", self.0),
         }
-        let value = self.0 as f64 / scale as f64;
-        let places = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
-        format!("{value:.places$} {unit}")
     }
 }
 
@@ -247,10 +244,11 @@ mod tests {
 
     #[test]
     fn sizes_for_people() {
-        assert_eq!(Bytes(17_547_264).human(), "17.5 MB");
-        assert_eq!(Bytes(434_110_464).human(), "434 MB");
+        assert_eq!(Bytes(17_547_264).human(), "17.55 MB");
+        assert_eq!(Bytes(434_110_464).human(), "434.11 MB");
         assert_eq!(Bytes(1_188_000_000).human(), "1.19 GB");
         assert_eq!(Bytes(12).human(), "12 B");
+        assert_eq!(Bytes(0).human(), "0 B");
     }
 
     proptest! {

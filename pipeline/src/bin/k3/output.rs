@@ -3,6 +3,7 @@
 use std::io::{self, BufWriter, StdoutLock, Write};
 use std::path::Path;
 
+use k3_pipeline::units::Bytes;
 use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
@@ -21,14 +22,9 @@ pub(crate) fn print_json(value: &impl Serialize) -> Outcome {
     Ok(())
 }
 
-/// "1.19 GB", "17.55 MB", "512 B": decimal units, as disks and the model's card count.
+/// "1.19 GB", "17.55 MB", "512 B".
 pub(crate) fn size(bytes: u64) -> String {
-    const UNITS: [(&str, f64); 4] = [("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
-    let value = bytes as f64;
-    match UNITS.iter().find(|(_, unit)| value >= *unit) {
-        Some((name, unit)) => format!("{:.2} {name}", value / unit),
-        None => format!("{bytes} B"),
-    }
+    Bytes(bytes).human()
 }
 
 /// "5,491,154,944".

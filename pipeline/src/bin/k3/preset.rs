@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Existing};
-use crate::preset_args::{ModelArgs, PresetArgs};
+use crate::preset_args::ModelArgs;
 
 /// Arguments of `k3 preset`.
 #[derive(Debug, clap::Args)]
@@ -175,8 +175,8 @@ fn fitted(args: &NewArgs, machine: &Machine) -> Result<Preset, Failure> {
         Some(size) => size.clone(),
         None => Bytes(k3_pipeline::plan::machine_budget_bytes(machine) / (1 << 20) * (1 << 20)).to_string(),
     };
-    let mut sets = vec![format!("memory.budget={memory}"), "about=…".to_owned()];
-    let asked = PresetArgs { preset: "pocket".to_owned(), set: sets.clone(), memory: None }.load()?;
+    let mut sets = vec![format!("memory.budget={memory}")];
+    let asked = Preset::load(LADDER[0], &sets).map_err(Failure::refused)?;
     let from = args.from.clone().unwrap_or_else(|| rung_below(&asked).to_owned());
     sets.push(format!("about={memory}, from {from}"));
     sets.extend(args.set.iter().cloned());

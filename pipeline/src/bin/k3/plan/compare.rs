@@ -3,7 +3,6 @@
 use std::io::Write;
 
 use k3_pipeline::plan::Plan;
-use k3_pipeline::units::Bytes;
 
 use super::Report;
 use crate::failure::Outcome;
@@ -27,7 +26,7 @@ pub(super) fn print(reports: &[Report]) -> Outcome {
 }
 
 fn human(bytes: u64) -> String {
-    if bytes == 0 { "-".to_owned() } else { Bytes(bytes).human() }
+    if bytes == 0 { "-".to_owned() } else { output::size(bytes) }
 }
 
 fn rows(reports: &[Report]) -> Vec<(String, Cell)> {

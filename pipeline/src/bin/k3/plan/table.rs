@@ -3,11 +3,10 @@
 use std::io::Write;
 
 use k3_pipeline::plan::{BudgetSource, Plan};
-use k3_pipeline::units::Bytes;
 
 use super::Report;
 use crate::failure::Outcome;
-use crate::output::{self, grouped};
+use crate::output::{self, grouped, size};
 
 /// Prints the ledger, the traffic and what follows from them.
 pub(super) fn print(report: &Report) -> Outcome {
@@ -31,7 +30,7 @@ pub(super) fn print(report: &Report) -> Outcome {
 }
 
 fn row(name: &str, bytes: u64, note: &str) -> String {
-    let line = format!("  {name:<36}{:>21}  {:>8}  {note}", grouped(bytes), Bytes(bytes).human());
+    let line = format!("  {name:<36}{:>21}  {:>9}  {note}", grouped(bytes), size(bytes));
     line.trim_end().to_owned()
 }
 
@@ -76,11 +75,12 @@ fn note(plan: &Plan, name: &str) -> String {
     let experts = &plan.experts;
     match name {
         "pinned layers" => format!("{} of {}", trunk.pinned_layers.len(), plan.model.layers),
-        "ring" => format!("{} slots of {}", trunk.ring_slots, Bytes(trunk.slot_bytes).human()),
+        "ring" => format!("{} slots of {}", trunk.ring_slots, size(trunk.slot_bytes)),
         "expert arenas" => arenas(&experts.arena_slots),
         "expert staging" => {
-            format!("{} slots of {}", experts.staging_slots, Bytes(experts.slot_bytes).human())
+            format!("{} slots of {}", experts.staging_slots, size(experts.slot_bytes))
         }
+        "KDA state" if plan.sequences_max == 1 => "1 sequence".to_owned(),
         "KDA state" => format!("{} sequences", plan.sequences_max),
         "latent KV cache" => format!("{} positions", grouped(plan.context_tokens as u64)),
         "activations" => format!("{} tokens per pass", plan.pass_tokens_max),
