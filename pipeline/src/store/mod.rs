@@ -1,6 +1,23 @@
 //! Weights on disk: open files, one read queue per disk, and the two sources a pass leases from.
 
+pub mod blocks;
+pub mod disks;
+mod embed;
 mod error;
+pub mod experts;
+pub mod files;
+mod gather;
+mod open;
+mod pread;
+mod queue;
+pub mod reader;
+pub mod request;
+pub mod stats;
 pub mod trace;
+pub mod trunk;
+mod vectors;
 
 pub use error::StoreError;
+pub use open::{Store, StoreOptions};
+pub use vectors::{ResidentVectors, load_vectors};
+

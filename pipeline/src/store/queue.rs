@@ -1,0 +1,312 @@
+//! One read queue per disk, shared by all who read from it.
+//!
+//! Requests are cut into chunks of [`CHUNK_BYTES`]: several readers work on one block at once, and a
+//! demand read never waits behind more than the chunks under way. Demand goes before trunk, and within a
+//! class requests are served in order of issue. Everything is allocated at construction.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::error::StoreError;
+use super::files::FileTable;
+use super::request::{Class, Completion, Piece, Pieces, Request};
+use crate::memory::arena::SlotBuf;
+use crate::model::tensors::FileId;
+
+/// Largest single read.
+pub const CHUNK_BYTES: usize = 4 << 20;
+
+/// Where the completions of one client arrive.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    arrived: Mutex<VecDeque<Completion>>,
+    ready: Condvar,
+}
+
+impl Mailbox {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { arrived: Mutex::new(VecDeque::with_capacity(capacity)), ready: Condvar::new() }
+    }
+
+    fn push(&self, completion: Completion) {
+        lock(&self.arrived).push_back(completion);
+        self.ready.notify_one();
+    }
+
+    pub(crate) fn try_pop(&self) -> Option<Completion> {
+        lock(&self.arrived).pop_front()
+    }
+
+    pub(crate) fn pop(&self) -> Completion {
+        let mut arrived = lock(&self.arrived);
+        loop {
+            if let Some(completion) = arrived.pop_front() {
+                return completion;
+            }
+            arrived = self.ready.wait(arrived).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A poisoned lock holds what it held: a reader that panics is caught before it can leave half a change.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A part of a request that one read fetches.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    job: usize,
+    pub(crate) file: FileId,
+    /// First byte, a sector's first.
+    pub(crate) offset: u64,
+    /// Bytes that must come; the rest of `part` is the end of the last sector.
+    pub(crate) needed: usize,
+    pub(crate) part: SlotBuf,
+}
+
+/// A request under way.
+#[derive(Debug)]
+struct Job {
+    mailbox: Arc<Mailbox>,
+    class: Class,
+    tag: u64,
+    pieces: Pieces,
+    /// Piece that the next chunk belongs to, and how many of its sector bytes were cut off already.
+    piece: usize,
+    cut: usize,
+    /// What is not handed to a reader yet.
+    rest: SlotBuf,
+    /// First byte of the slot, as [`SlotBuf::start`] counts.
+    start: usize,
+    in_flight: usize,
+    error: Option<StoreError>,
+}
+
+impl Job {
+    fn is_issued(&self) -> bool {
+        self.error.is_some() || self.piece == self.pieces.as_slice().len()
+    }
+
+    /// Cuts the next chunk off. Bytes of the slot before it go to `parts`.
+    fn next_chunk(&mut self, job: usize, parts: &mut Vec<SlotBuf>) -> Option<Chunk> {
+        let piece: Piece = *self.pieces.as_slice().get(self.piece)?;
+        let wanted = piece.slack() + piece.extent.bytes as usize;
+        let bytes = (piece.span() - self.cut).min(CHUNK_BYTES);
+        let gap = self.start + piece.at + self.cut - self.rest.start();
+        if gap > 0 {
+            parts.push(self.take(gap));
+        }
+        let chunk = Chunk {
+            job,
+            file: piece.extent.file,
+            offset: piece.extent.offset - piece.slack() as u64 + self.cut as u64,
+            needed: bytes.min(wanted - self.cut),
+            part: self.take(bytes),
+        };
+        self.cut += bytes;
+        if self.cut == piece.span() {
+            self.piece += 1;
+            self.cut = 0;
+        }
+        self.in_flight += 1;
+        Some(chunk)
+    }
+
+    fn take(&mut self, bytes: usize) -> SlotBuf {
+        let rest = self.rest.split_off(bytes);
+        std::mem::replace(&mut self.rest, rest)
+    }
+}
+
+/// A place for a job, and its parts as they come back. The list outlives the job: its memory is reused.
+#[derive(Debug)]
+struct Place {
+    job: Option<Job>,
+    parts: Vec<SlotBuf>,
+}
+
+/// What waits and what is under way on one disk.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    places: Vec<Place>,
+    free: Vec<usize>,
+    demand: VecDeque<usize>,
+    trunk: VecDeque<usize>,
+    pub(crate) closed: bool,
+}
+
+impl Pending {
+    fn new(jobs: usize, slot_bytes_max: usize) -> Self {
+        let parts = slot_bytes_max.div_ceil(CHUNK_BYTES) + 2 * super::request::PIECES_MAX + 1;
+        Self {
+            places: (0..jobs).map(|_| Place { job: None, parts: Vec::with_capacity(parts) }).collect(),
+            free: (0..jobs).rev().collect(),
+            demand: VecDeque::with_capacity(jobs),
+            trunk: VecDeque::with_capacity(jobs),
+            closed: false,
+        }
+    }
+
+    fn add(&mut self, request: Request, mailbox: Arc<Mailbox>) -> Result<(), (SlotBuf, StoreError)> {
+        let Some(place) = self.free.pop() else {
+            return Err((request.slot, StoreError::QueueFull { capacity: self.places.len() }));
+        };
+        match request.class {
+            Class::Demand => self.demand.push_back(place),
+            Class::Trunk => self.trunk.push_back(place),
+        }
+        self.places[place].job = Some(Job {
+            mailbox,
+            class: request.class,
+            tag: request.tag,
+            pieces: request.pieces,
+            piece: 0,
+            cut: 0,
+            start: request.slot.start(),
+            rest: request.slot,
+            in_flight: 0,
+            error: None,
+        });
+        Ok(())
+    }
+
+    fn queue(&mut self, class: Class) -> &mut VecDeque<usize> {
+        match class {
+            Class::Demand => &mut self.demand,
+            Class::Trunk => &mut self.trunk,
+        }
+    }
+
+    /// The next chunk to read: demand first, then in order of issue.
+    pub(crate) fn take_chunk(&mut self) -> Option<Chunk> {
+        for class in [Class::Demand, Class::Trunk] {
+            while let Some(&place) = self.queue(class).front() {
+                let Place { job: Some(job), parts } = &mut self.places[place] else { return None };
+                let chunk = job.next_chunk(place, parts);
+                if job.is_issued() {
+                    self.queue(class).pop_front();
+                }
+                if chunk.is_some() {
+                    return chunk;
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes a chunk back. The completion, when it was the request's last.
+    pub(crate) fn finish(&mut self, chunk: Chunk, result: Result<(), StoreError>) -> Option<Finished> {
+        let place = chunk.job;
+        let Place { job: Some(job), parts } = &mut self.places[place] else { return None };
+        parts.push(chunk.part);
+        job.in_flight -= 1;
+        if let Err(error) = result {
+            let class = job.class;
+            job.error.get_or_insert(error);
+            self.queue(class).retain(|&p| p != place);
+        }
+        self.complete(place)
+    }
+
+    /// Joins the slot again once no part of it is out.
+    fn complete(&mut self, place: usize) -> Option<Finished> {
+        let Place { job, parts } = &mut self.places[place];
+        let job = job.take_if(|job| job.in_flight == 0 && job.is_issued())?;
+        parts.push(job.rest);
+        parts.sort_unstable_by_key(|p| p.start());
+        let slot = parts.drain(..).reduce(|low, high| match low.join(high) {
+            Ok(joined) => joined,
+            Err(_) => unreachable!("the parts of one slot are neighbours"),
+        })?;
+        self.free.push(place);
+        let completion = Completion { tag: job.tag, slot, result: job.error.map_or(Ok(()), Err) };
+        Some(Finished { mailbox: job.mailbox, completion })
+    }
+
+    /// Withdraws every request of a client; chunks under way are let finish.
+    fn cancel(&mut self, mailbox: &Arc<Mailbox>, mut finished: impl FnMut(Finished)) {
+        for place in 0..self.places.len() {
+            match &mut self.places[place].job {
+                Some(job) if Arc::ptr_eq(&job.mailbox, mailbox) => {
+                    job.error.get_or_insert(StoreError::Cancelled);
+                    let class = job.class;
+                    self.queue(class).retain(|&p| p != place);
+                    if let Some(done) = self.complete(place) {
+                        finished(done);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A completion and where it goes.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    mailbox: Arc<Mailbox>,
+    completion: Completion,
+}
+
+impl Finished {
+    pub(crate) fn deliver(self) {
+        self.mailbox.push(self.completion);
+    }
+}
+
+/// What the readers of one disk share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) files: Arc<FileTable>,
+    pending: Mutex<Pending>,
+    work: Condvar,
+    /// Wakes a reader that waits for the kernel's completions.
+    pub(crate) bell: Option<std::os::fd::OwnedFd>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        files: Arc<FileTable>,
+        jobs: usize,
+        slot_bytes_max: usize,
+        bell: Option<std::os::fd::OwnedFd>,
+    ) -> Self {
+        Self { files, pending: Mutex::new(Pending::new(jobs, slot_bytes_max)), work: Condvar::new(), bell }
+    }
+
+    pub(crate) fn pending(&self) -> MutexGuard<'_, Pending> {
+        lock(&self.pending)
+    }
+
+    pub(crate) fn wait_for_work<'a>(&self, pending: MutexGuard<'a, Pending>) -> MutexGuard<'a, Pending> {
+        self.work.wait(pending).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        self.work.notify_all();
+        if let Some(bell) = &self.bell {
+            // An eventfd refuses only when its counter is full, and then the reader is awake.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    pub(crate) fn submit(
+        &self,
+        request: Request,
+        mailbox: &Arc<Mailbox>,
+    ) -> Result<(), (SlotBuf, StoreError)> {
+        self.pending().add(request, Arc::clone(mailbox))?;
+        self.ring();
+        Ok(())
+    }
+
+    pub(crate) fn cancel(&self, mailbox: &Arc<Mailbox>) {
+        self.pending().cancel(mailbox, Finished::deliver);
+    }
+
+    pub(crate) fn close(&self) {
+        self.pending().closed = true;
+        self.ring();
+    }
+}
