@@ -12,6 +12,7 @@ use super::pread;
 use super::queue::{Mailbox, Shared};
 use super::reader::{BlockReader, PreadReader};
 use super::request::{Completion, Request};
+use super::uring;
 use crate::memory::arena::{ArenaRegion, SlotBuf};
 use crate::model::tensors::WeightFile;
 use crate::plan::{IoEngine, ReaderPlan};
@@ -125,16 +126,29 @@ fn start_disk(
         registered: false,
         fallback: None,
     };
-    let shared = Arc::new(Shared::new(Arc::clone(files), options.requests_max, options.slot_bytes_max, None));
+    let shared =
+        |bell| Arc::new(Shared::new(Arc::clone(files), options.requests_max, options.slot_bytes_max, bell));
     if options.plan.engine != IoEngine::Pread {
-        let source = std::io::Error::from(std::io::ErrorKind::Unsupported);
-        if options.plan.engine == IoEngine::Uring {
-            return Err(StoreError::EngineUnavailable { engine: "io_uring", source });
+        let ring = match &options.reader {
+            Some(_) => Err(std::io::Error::other("a throttled or failing reader runs on threads")),
+            None => uring::Ring::new(depth, options.regions),
+        };
+        match ring {
+            Ok((ring, bell)) => {
+                report.engine = "io_uring";
+                report.registered = ring.is_registered();
+                let shared = shared(Some(bell));
+                let threads = vec![ring.start(&shared)?];
+                return Ok(Disk { shared, threads, report });
+            }
+            Err(source) if options.plan.engine == IoEngine::Uring => {
+                return Err(StoreError::EngineUnavailable { engine: "io_uring", source });
+            }
+            Err(source) => report.fallback = Some(source.to_string()),
         }
-        report.fallback = Some(source.to_string());
     }
     let reader = options.reader.clone().unwrap_or_else(|| Arc::new(PreadReader));
-    let mut disk = Disk { shared, threads: Vec::with_capacity(depth), report };
+    let mut disk = Disk { shared: shared(None), threads: Vec::with_capacity(depth), report };
     pread::start(&disk.shared, &reader, depth, &mut disk.threads)?;
     Ok(disk)
 }

@@ -5,6 +5,7 @@ pub mod disks;
 mod embed;
 mod error;
 pub mod experts;
+pub mod faulty;
 pub mod files;
 mod gather;
 mod open;
@@ -13,11 +14,19 @@ mod queue;
 pub mod reader;
 pub mod request;
 pub mod stats;
+pub mod throttled;
 pub mod trace;
 pub mod trunk;
+mod uring;
 mod vectors;
 
 pub use error::StoreError;
 pub use open::{Store, StoreOptions};
 pub use vectors::{ResidentVectors, load_vectors};
 
+#[cfg(test)]
+mod fault_tests;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
