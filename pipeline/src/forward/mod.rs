@@ -159,7 +159,6 @@ pub struct Executor {
     weights: Box<dyn WeightSource>,
     experts: Box<dyn ExpertSource>,
     cancel: Arc<AtomicBool>,
-    time: PassTime,
 }
 
 /// What an [`Executor`] is made of.
@@ -187,8 +186,7 @@ impl Executor {
     #[must_use]
     pub fn new(parts: ExecutorParts) -> Self {
         let ExecutorParts { config, vectors, kernels, team, workspace, weights, experts, cancel } = parts;
-        let time = PassTime::default();
-        Self { config, vectors, kernels, team, workspace, weights, experts, cancel, time }
+        Self { config, vectors, kernels, team, workspace, weights, experts, cancel }
     }
 
     /// The model.
@@ -209,13 +207,7 @@ impl Executor {
         self.workspace.size.logits_rows
     }
 
-    /// Time of the last pass.
-    #[must_use]
-    pub fn last_pass(&self) -> PassTime {
-        self.time
-    }
-
-    /// Runs one pass over `runs` and gives the logits they want. `tap` looks on.
+    /// Runs one pass over `runs` and gives the logits they want and the time it took. `tap` looks on.
     ///
     /// # Errors
     /// Refusals, before anything is read or changed: no tokens, too many, an unknown id, a full context,
@@ -225,7 +217,7 @@ impl Executor {
         &mut self,
         runs: &mut [SequenceRun<'_>],
         tap: Option<&mut dyn Tap>,
-    ) -> Result<Logits<'_>, RunError> {
+    ) -> Result<(Logits<'_>, PassTime), RunError> {
         let tokens = self.admit(runs)?;
         let rows: usize = runs.iter().map(|run| run.logits.rows(run.tokens.len())).sum();
         for run in runs.iter_mut().filter(|run| run.commit == Commit::All) {
@@ -233,7 +225,7 @@ impl Executor {
         }
         let started = Instant::now();
         let (result, waited) = self.walk(runs, tokens, rows, tap);
-        self.time = PassTime { total: started.elapsed(), waited };
+        let time = PassTime { total: started.elapsed(), waited };
         if result.is_err() {
             self.experts.abandon()?;
         }
@@ -245,7 +237,7 @@ impl Executor {
             }
         }
         let vocab = self.config.vocab;
-        Ok(Logits { data: &self.workspace.logits[..rows * vocab], vocab })
+        Ok((Logits { data: &self.workspace.logits[..rows * vocab], vocab }, time))
     }
 
     /// Refuses what cannot run; gives the number of tokens.
