@@ -4,6 +4,7 @@
 //! events. The border for users is `Engine` and `Session`; nobody above it knows a tensor.
 
 pub mod chat;
+pub mod engine;
 pub mod forward;
 pub mod machine;
 pub mod memory;
@@ -11,8 +12,10 @@ pub mod model;
 pub mod plan;
 pub mod preset;
 pub mod schedule;
+pub mod session;
 pub mod source;
 pub mod state;
+pub mod stats;
 pub mod store;
 pub mod team;
 pub mod tokenizer;

@@ -158,7 +158,7 @@ pub fn feed(
     let mut all = Vec::new();
     for tokens in tokens.chunks(chunk) {
         let run = SequenceRun { state, tokens, commit: Commit::All, logits: LogitsWanted::All };
-        all.extend_from_slice(executor.pass(&mut [run], None)?.data());
+        all.extend_from_slice(executor.pass(&mut [run], None)?.0.data());
     }
     Ok(all)
 }

@@ -9,7 +9,7 @@ use k3_kernel::{Bf16Rows, Bf16Tiled, F32Rows, Kernels, Matrix, Mxfp4};
 use k3_pipeline::model::config::ModelConfig;
 use k3_pipeline::model::layout;
 use k3_pipeline::model::tensors::{DType, ExpertExtents, Extent, MatrixExtent, ModelTensors, VectorRef};
-use k3_pipeline::schedule::{BlockId, BlockShape, PassMatrix, Partition, pass_matrices};
+use k3_pipeline::schedule::{BlockId, BlockShape, Partition, PassMatrix, pass_matrices};
 use k3_pipeline::source::{Block, Expert, ExpertRequest, ExpertSource, WeightSource};
 use k3_pipeline::store::StoreError;
 use k3_pipeline::units::{LayerIndex, TokenId};
@@ -47,9 +47,7 @@ fn widen(bytes: &[u8], dtype: DType) -> Vec<f32> {
             .chunks_exact(2)
             .map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16))
             .collect(),
-        DType::F32 => {
-            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-        }
+        DType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
     }
 }
 
@@ -91,8 +89,7 @@ impl ResidentWeights {
                 blocks.push(ResidentBlock { shape, tiled, bytes });
             }
         }
-        let first_of_head =
-            blocks.iter().position(|b| b.shape.id.layer.is_none()).unwrap_or(blocks.len());
+        let first_of_head = blocks.iter().position(|b| b.shape.id.layer.is_none()).unwrap_or(blocks.len());
         let MatrixExtent { extent, dtype, .. } = tensors.embed;
         let embed = widen(files.bytes(extent), dtype);
         Self { blocks, first_of_head, end: 0, next: 0, embed, hidden: config.hidden }

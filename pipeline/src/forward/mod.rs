@@ -226,8 +226,11 @@ impl Executor {
         let started = Instant::now();
         let (result, waited) = self.walk(runs, tokens, rows, tap);
         let time = PassTime { total: started.elapsed(), waited };
-        if result.is_err() {
-            self.experts.abandon()?;
+        if result.is_err()
+            && let Err(error) = self.experts.abandon()
+        {
+            // The pass has an error of its own, which explains more.
+            tracing::warn!(%error, "experts of the abandoned pass");
         }
         result?;
         for run in runs {

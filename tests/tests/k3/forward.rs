@@ -159,10 +159,8 @@ fn sequences_of_a_batch_have_the_bits_they_have_alone() {
     let all = ids(&golden.i32("p40.ids").unwrap().data);
     let texts = [&all[..9], &all[5..6], &all[20..40]];
     let mut executor = model.executor(&Setup::default());
-    let alone: Vec<Vec<u32>> = texts
-        .iter()
-        .map(|text| bits(&feed(&mut executor, &mut model.state(), text, 64).unwrap()))
-        .collect();
+    let alone: Vec<Vec<u32>> =
+        texts.iter().map(|text| bits(&feed(&mut executor, &mut model.state(), text, 64).unwrap())).collect();
 
     let mut states = [model.state(), model.state(), model.state()];
     let mut runs: Vec<SequenceRun<'_>> = states
@@ -170,7 +168,7 @@ fn sequences_of_a_batch_have_the_bits_they_have_alone() {
         .zip(texts)
         .map(|(state, tokens)| SequenceRun { state, tokens, commit: Commit::All, logits: LogitsWanted::All })
         .collect();
-    let together = bits(executor.pass(&mut runs, None).unwrap().data());
+    let together = bits(executor.pass(&mut runs, None).unwrap().0.data());
     assert!(together == alone.concat());
 }
 
@@ -194,7 +192,7 @@ fn a_draft_can_be_cut_anywhere() {
                 commit: Commit::Deferred,
                 logits: LogitsWanted::All,
             };
-            let logits = bits(executor.pass(&mut [run], None).unwrap().data());
+            let logits = bits(executor.pass(&mut [run], None).unwrap().0.data());
             let same = accepted * vocab;
             assert!(logits[..same] == plain[10 * vocab..10 * vocab + same]);
             assert!(matches!(

@@ -1,12 +1,19 @@
 //! The `k3` binary: argument parsing, printing, exit codes; nothing else.
 
+mod engine_args;
 mod failure;
+mod generate;
 mod inspect;
+mod interrupt;
+mod logits_file;
 mod model_summary;
 mod output;
 mod plan;
 mod preset;
 mod preset_args;
+mod progress;
+mod prompt_args;
+mod report;
 mod tokenize;
 
 use std::process::ExitCode;
@@ -28,6 +35,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Continue a prompt.
+    Generate(Box<generate::Args>),
     /// Show what a model directory holds and what is missing.
     Inspect(inspect::Args),
     /// Show what a preset takes of memory and disk, before anything is allocated.
@@ -50,6 +59,7 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> Outcome {
     match command {
+        Command::Generate(args) => generate::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Preset(args) => preset::run(args),

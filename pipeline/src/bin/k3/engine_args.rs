@@ -1,0 +1,96 @@
+//! From arguments to an open engine, shared by the subcommands that run a model.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+
+use k3_pipeline::engine::{Engine, EngineError};
+use k3_pipeline::forward::RunError;
+use k3_pipeline::machine::Machine;
+use k3_pipeline::model::config::ModelConfig;
+use k3_pipeline::model::tensors::ModelTensors;
+use k3_pipeline::plan::{ModelShape, Plan, plan};
+use k3_pipeline::store::StoreOptions;
+
+use crate::failure::Failure;
+use crate::output;
+use crate::preset_args::PresetArgs;
+
+/// Which model to run, and how.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct EngineArgs {
+    #[command(flatten)]
+    preset: PresetArgs,
+    /// Model directory: config.json, weight files, tokenizer. Without it, the preset's own.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+}
+
+/// A model and its plan: everything that can be refused has been, nothing is allocated.
+pub(crate) struct Planned {
+    /// The model directory.
+    pub(crate) dir: PathBuf,
+    /// The model.
+    pub(crate) config: ModelConfig,
+    /// Its tensors.
+    pub(crate) tensors: ModelTensors,
+    /// The plan.
+    pub(crate) plan: Plan,
+}
+
+impl EngineArgs {
+    /// Reads preset and model and makes the plan.
+    pub(crate) fn plan(&self) -> Result<Planned, Failure> {
+        let preset = self.preset.load()?;
+        let dir = self.model.clone().or_else(|| preset.model_dir()).ok_or_else(|| {
+            Failure::refused(anyhow::anyhow!("preset \"{}\" names no model", preset.name))
+                .hint("give --model DIR, or try --preset demo, which brings a small one")
+        })?;
+        let (config, tensors) = ModelTensors::open(&dir, &[])?;
+        let machine = Machine::detect().map_err(Failure::run)?;
+        let shape = ModelShape::from_tensors(&config, &tensors);
+        let plan = plan(&preset, &config, &shape, &machine).map_err(Failure::refused)?;
+        Ok(Planned { dir, config, tensors, plan })
+    }
+}
+
+impl Planned {
+    /// Allocates, opens and loads, with a line on stderr for those who watch.
+    pub(crate) fn open(self) -> Result<Engine, Failure> {
+        let watched = io::stderr().is_terminal();
+        let mut progress = |done: u64, total: u64| {
+            if watched {
+                let (done, total) = (output::size(done), output::size(total));
+                // A closed stderr leaves nobody to tell.
+                let _ = write!(io::stderr(), "\rloading {done} of {total}\x1b[K");
+            }
+        };
+        let options = StoreOptions::default();
+        let engine = Engine::open((self.config, self.tensors), self.plan, &options, &mut progress);
+        if watched {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+        Ok(engine?)
+    }
+}
+
+/// A wish that this machine cannot meet is refused; the rest is a failed run.
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::UnknownIsa { .. } | EngineError::IsaUnavailable { .. } => Self::refused(error),
+            _ => Self::run(error),
+        }
+    }
+}
+
+/// What was refused before the run, and what went wrong in it.
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        match error {
+            RunError::NoTokens | RunError::UnknownToken { .. } | RunError::ContextFull { .. } => {
+                Self::refused(error)
+            }
+            _ => Self::run(error),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Where a prompt comes from.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, anyhow};
+use k3_pipeline::tokenizer::Tokenizer;
+use k3_pipeline::units::TokenId;
+
+use crate::failure::Failure;
+
+/// A prompt larger than this is no prompt.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// One of several ways to give a prompt.
+#[derive(Clone, Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct PromptArgs {
+    /// The prompt.
+    #[arg(value_name = "PROMPT", allow_hyphen_values = true)]
+    text: Option<String>,
+    /// The prompt, as an option.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// A file that holds the prompt (UTF-8), as it is.
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
+    /// The prompt as token ids, as in 1,2,3; needs no tokenizer.
+    #[arg(long, value_name = "ID,ID", allow_hyphen_values = true)]
+    ids: Option<String>,
+}
+
+impl PromptArgs {
+    /// The ids of the prompt; at least one, all below `vocab`. `tokenizer` is asked for when the prompt
+    /// is a text.
+    pub(crate) fn ids<'t>(
+        &self,
+        vocab: usize,
+        tokenizer: impl FnOnce() -> Result<&'t Tokenizer, Failure>,
+    ) -> Result<Vec<TokenId>, Failure> {
+        let ids = if let Some(list) = &self.ids {
+            parse_ids(list)?
+        } else {
+            let text = match (&self.prompt_file, self.prompt.as_ref().or(self.text.as_ref())) {
+                (Some(path), _) => read_prompt(path)?,
+                (None, text) => text.cloned().unwrap_or_default(),
+            };
+            tokenizer()?.encode(&text)?
+        };
+        if ids.is_empty() {
+            return Err(Failure::refused(anyhow!("the prompt is empty"))
+                .hint("give a text, or token ids as in --ids 1,2,3"));
+        }
+        match ids.iter().find(|id| id.0 as usize >= vocab) {
+            Some(id) => Err(Failure::refused(anyhow!(
+                "token id {id} is not in the vocabulary of {vocab} ids (0 to {})",
+                vocab - 1
+            ))),
+            None => Ok(ids),
+        }
+    }
+}
+
+fn read_prompt(path: &std::path::Path) -> Result<String, Failure> {
+    let shown = path.display();
+    let meta = std::fs::metadata(path)
+        .with_context(|| format!("{shown}: cannot read the prompt"))
+        .map_err(Failure::refused)?;
+    if !meta.is_file() {
+        return Err(Failure::refused(anyhow!("{shown}: not a regular file")));
+    }
+    if meta.len() > FILE_BYTES_MAX {
+        return Err(Failure::refused(anyhow!("{shown}: {} bytes is no prompt", meta.len())));
+    }
+    std::fs::read_to_string(path)
+        .with_context(|| format!("{shown}: cannot read UTF-8 text"))
+        .map_err(Failure::refused)
+}
+
+/// `1,2,3`: whole numbers separated by single commas, spaces around them allowed.
+pub(crate) fn parse_ids(list: &str) -> Result<Vec<TokenId>, Failure> {
+    if list.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let one = |(index, field): (usize, &str)| {
+        let field = field.trim();
+        let digits = !field.is_empty() && field.bytes().all(|b| b.is_ascii_digit());
+        let id = if digits { field.parse().ok() } else { None };
+        id.map(TokenId).ok_or_else(|| {
+            Failure::refused(anyhow!("--ids: entry {} is {field:?}, which is not a token id", index + 1))
+                .hint("ids are whole numbers from 0 separated by commas, as in --ids 1,2,3")
+        })
+    };
+    list.split(',').enumerate().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_whole_numbers_between_commas() {
+        let ids = |numbers: &[u32]| numbers.iter().copied().map(TokenId).collect::<Vec<_>>();
+        assert_eq!(parse_ids("1, 2 ,3").unwrap(), ids(&[1, 2, 3]));
+        assert_eq!(parse_ids(" ").unwrap(), []);
+        assert_eq!(parse_ids("4294967295").unwrap(), ids(&[u32::MAX]));
+        for bad in ["-1", "+1", "4294967296", "4294967297", "1.5,2", "1 2 x", "1 2", "1,,2", "1,", "0x1"] {
+            assert!(parse_ids(bad).is_err(), "{bad}");
+        }
+    }
+}
