@@ -1,16 +1,21 @@
 //! Executors over golden models, with every setting that must not change a bit.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use k3_kernel::Kernels;
+use k3_pipeline::engine::Engine;
 use k3_pipeline::forward::{
     Commit, Executor, ExecutorParts, LogitsWanted, MissingVector, ModelVectors, RunError, SequenceRun,
 };
+use k3_pipeline::machine::Machine;
 use k3_pipeline::model::config::ModelConfig;
 use k3_pipeline::model::tensors::ModelTensors;
+use k3_pipeline::plan::{ModelShape, plan};
+use k3_pipeline::preset::Preset;
 use k3_pipeline::state::SequenceState;
+use k3_pipeline::store::StoreOptions;
 use k3_pipeline::team::Team;
 use k3_pipeline::units::TokenId;
 use k3_pipeline::workspace::{Workspace, WorkspaceSize};
@@ -167,4 +172,28 @@ pub fn feed(
 #[must_use]
 pub fn argmax(logits: &[f32]) -> usize {
     (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
+}
+
+/// An engine over the model of the `demo` preset with overrides, as a user would set them.
+///
+/// # Panics
+/// When it is refused.
+#[must_use]
+pub fn demo_engine(overrides: &[&str]) -> Engine {
+    let overrides: Vec<String> = overrides.iter().map(|&o| o.to_owned()).collect();
+    let preset = Preset::load("demo", &overrides).expect("valid overrides");
+    preset_engine(&preset, &preset.model_dir().expect("a model"))
+}
+
+/// An engine over the model in `dir`.
+///
+/// # Panics
+/// When it is refused.
+#[must_use]
+pub fn preset_engine(preset: &Preset, dir: &Path) -> Engine {
+    let (config, tensors) = ModelTensors::open(dir, &[]).expect("a model");
+    let machine = Machine::detect().expect("a machine");
+    let shape = ModelShape::from_tensors(&config, &tensors);
+    let plan = plan(preset, &config, &shape, &machine).expect("a plan");
+    Engine::open((config, tensors), plan, &StoreOptions::default(), &mut |_, _| ()).expect("an engine")
 }
