@@ -5,6 +5,7 @@
 
 mod checksums;
 mod tensors;
+pub mod vectors;
 
 use std::path::{Path, PathBuf};
 
