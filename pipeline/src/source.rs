@@ -7,7 +7,7 @@
 use k3_kernel::{Matrix, Mxfp4};
 
 use crate::schedule::BlockId;
-use crate::store::StoreError;
+pub use crate::store::StoreError;
 use crate::units::{ExpertId, LayerIndex, TokenId};
 
 /// A leased block.

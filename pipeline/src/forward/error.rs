@@ -3,7 +3,7 @@
 use crate::model::layout;
 use crate::model::tensors::MatrixKind;
 use crate::schedule::BlockId;
-use crate::store::StoreError;
+use crate::source::StoreError;
 use crate::team::TeamError;
 use crate::units::{LayerIndex, TokenId};
 

@@ -268,7 +268,7 @@ impl Executor {
             if let Some(&id) = run.tokens.iter().find(|id| id.0 as usize >= vocab) {
                 return Err(RunError::UnknownToken { id, vocab });
             }
-            state.check(&self.config)?;
+            self.check(state)?;
             tokens += more;
             rows += run.logits.rows(more);
         }
@@ -282,6 +282,11 @@ impl Executor {
             return Err(RunError::TooManyLogits { rows, max: self.logits_rows_max() });
         }
         Ok(tokens)
+    }
+
+    /// Refuses a state that was made for another model.
+    fn check(&self, state: &SequenceState) -> Result<(), RunError> {
+        state.misfit(&self.config).map_or(Ok(()), |layer| Err(RunError::ForeignState { layer }))
     }
 
     /// The straight corridor: embedding, layers, head.
@@ -338,7 +343,7 @@ impl Executor {
             return Err(RunError::CommitTooLong { tokens, draft: state.draft() });
         }
         if tokens > 0 {
-            state.check(&self.config)?;
+            self.check(state)?;
             state.begin();
             let mut tools =
                 Tools { kernels: self.kernels, team: &mut self.team, scratch: &mut self.workspace.scratch };

@@ -11,8 +11,8 @@ mod latent;
 pub use kda::{KdaHeadParams, KdaRaw, KdaState, history_len, kda_head_scratch, recurrent_len, run_head};
 pub use latent::LatentCache;
 
-use crate::forward::RunError;
 use crate::model::config::{Attention, ModelConfig};
+use crate::units::LayerIndex;
 
 /// State of one sequence. All memory is allocated by [`SequenceState::new`].
 #[derive(Debug)]
@@ -170,19 +170,14 @@ impl SequenceState {
         &mut self.layers
     }
 
-    /// Refuses a state that was made for another model.
-    pub(crate) fn check(&self, config: &ModelConfig) -> Result<(), RunError> {
-        for (layer, kind) in config.numbered_layers() {
-            let fits = match (self.layer(layer.index()), kind.attention) {
-                (Some(LayerState::Kda(state)), Attention::Kda) => state.fits(&config.kda),
-                (Some(LayerState::Mla(cache)), Attention::Mla) => cache.fits(&config.mla, self.context),
-                _ => false,
-            };
-            if !fits {
-                return Err(RunError::ForeignState { layer });
-            }
-        }
-        Ok(())
+    /// The first layer that is not of the sizes of `config`: the state was made for another model then.
+    pub(crate) fn misfit(&self, config: &ModelConfig) -> Option<LayerIndex> {
+        let fits = |layer: LayerIndex, attention| match (self.layer(layer.index()), attention) {
+            (Some(LayerState::Kda(state)), Attention::Kda) => state.fits(&config.kda),
+            (Some(LayerState::Mla(cache)), Attention::Mla) => cache.fits(&config.mla, self.context),
+            _ => false,
+        };
+        config.numbered_layers().find(|(layer, kind)| !fits(*layer, kind.attention)).map(|(layer, _)| layer)
     }
 
     /// A pass begins to change the state.

@@ -73,8 +73,8 @@ fn decoding_drafting_and_recomputing_give_the_bits_of_a_prefill() {
     let row = |i: usize| &want[i * vocab..(i + 1) * vocab];
     let mut session = Session::new(&engine);
     session.prefill(&mut engine, &text[..10], Prefill::default()).unwrap();
-    for i in 10..14 {
-        let logits = session.decode(&mut engine, text[i]).unwrap();
+    for (i, &token) in text.iter().enumerate().take(14).skip(10) {
+        let logits = session.decode(&mut engine, token).unwrap();
         assert!(bits(logits.data()) == row(i), "token {i}");
     }
     for (first, accepted) in [(14, 0), (14, 2), (16, 4), (20, 1)] {

@@ -1,4 +1,6 @@
 //! Integration tests, one binary.
+// Helpers of tests are tests.
+#![allow(clippy::unwrap_used)]
 
 mod engine;
 mod forward;
