@@ -28,8 +28,9 @@ impl LogitsFile {
                 anyhow::Error::new(error).context(format!("--dump-logits: cannot write {}", path.display())),
             )
         };
-        if path.is_dir() || path.file_name().is_none() {
-            return Err(refused(io::Error::from(io::ErrorKind::IsADirectory)));
+        // The finished file replaces what is there: never a device, a FIFO or a directory.
+        if path.file_name().is_none() || path.symlink_metadata().is_ok_and(|meta| !meta.is_file()) {
+            return Err(refused(io::Error::other("not a regular file")));
         }
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let file = tempfile::Builder::new().prefix(".k3-").tempfile_in(dir).map_err(refused)?;
@@ -111,6 +112,7 @@ mod tests {
     fn a_place_that_cannot_be_written_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert!(LogitsFile::create(dir.path(), 2).is_err());
+        assert!(LogitsFile::create(Path::new("/dev/null"), 2).is_err());
         assert!(LogitsFile::create(&dir.path().join("absent/file"), 2).is_err());
     }
 }
