@@ -271,6 +271,28 @@ fn a_file_truncated_overwritten_or_replaced_while_in_use_ends_the_pass() {
 }
 
 #[test]
+fn a_file_overwritten_in_the_middle_of_a_pass_ends_it() {
+    for plan in engines() {
+        in_time(move || {
+            let f = Fixture::new(true);
+            let mut s = f.open(&plan).unwrap();
+            s.trunk.begin_pass(true).unwrap();
+            drop(s.trunk.next_block().unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+            let file = std::fs::File::options().write(true).open(f.path(1)).unwrap();
+            file.write_all_at(b"other bytes", 8000).unwrap();
+            let error = loop {
+                match s.trunk.next_block() {
+                    Ok(_) => {}
+                    Err(error) => break error,
+                }
+            };
+            assert!(matches!(error, StoreError::FileChanged { what: "modification time", .. }), "{error}");
+        });
+    }
+}
+
+#[test]
 fn files_that_are_not_what_their_header_was_read_from_are_refused_at_open() {
     in_time(|| {
         let f = Fixture::new(true);

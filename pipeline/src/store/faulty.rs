@@ -78,7 +78,7 @@ impl BlockReader for FaultyReader {
                     }
                 }
                 FaultKind::Delay(time) => thread::sleep(time),
-                FaultKind::Panic => std::panic::panic_any("a reader that panics was asked for"),
+                FaultKind::Panic => std::panic::resume_unwind(Box::new("a reader that panics was asked for")),
             }
         }
         Ok(got)

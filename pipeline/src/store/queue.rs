@@ -310,3 +310,95 @@ impl Shared {
         self.ring();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::arena::Arena;
+    use crate::model::tensors::Extent;
+
+    fn request(class: Class, offset: u64, bytes: u64, slot: SlotBuf, tag: u64) -> Request {
+        let extent = Extent { file: FileId(0), offset, bytes };
+        Request { class, pieces: Pieces::one(extent), slot, tag }
+    }
+
+    /// Takes and finishes one chunk: its offset and length, and the tag when a request is over.
+    fn serve(pending: &mut Pending, result: Result<(), StoreError>) -> Option<(u64, usize, Option<u64>)> {
+        let chunk = pending.take_chunk()?;
+        let (offset, needed) = (chunk.offset, chunk.needed);
+        let finished = pending.finish(chunk, result);
+        Some((offset, needed, finished.map(|f| f.completion.tag)))
+    }
+
+    #[test]
+    fn demand_goes_first_even_in_the_middle_of_a_block_and_nothing_is_allocated() {
+        let chunk = CHUNK_BYTES as u64;
+        let mut slots = Arena::new("test", 3, 3 * CHUNK_BYTES).unwrap().into_slots();
+        let mailbox = Arc::new(Mailbox::new(3));
+        let mut pending = Pending::new(3, 3 * CHUNK_BYTES);
+        let mut served = Vec::with_capacity(8);
+        let counted = allocation_counter::measure(|| {
+            let block = request(Class::Trunk, 100, 2 * chunk, slots.pop().unwrap(), 1);
+            pending.add(block, Arc::clone(&mailbox)).unwrap();
+            let next = request(Class::Trunk, 50 * chunk, 10, slots.pop().unwrap(), 2);
+            pending.add(next, Arc::clone(&mailbox)).unwrap();
+            served.extend(serve(&mut pending, Ok(())));
+            let expert = request(Class::Demand, 80 * chunk + 4096, 4097, slots.pop().unwrap(), 3);
+            pending.add(expert, Arc::clone(&mailbox)).unwrap();
+            while let Some(s) = serve(&mut pending, Ok(())) {
+                served.push(s);
+            }
+        });
+        assert_eq!(
+            served,
+            [
+                (0, CHUNK_BYTES, None),
+                (80 * chunk + 4096, 4097, Some(3)),
+                (chunk, CHUNK_BYTES, None),
+                (2 * chunk, 100, Some(1)),
+                (50 * chunk, 10, Some(2)),
+            ]
+        );
+        assert_eq!(counted.count_total, 0);
+    }
+
+    #[test]
+    fn a_failed_request_is_over_with_the_chunks_under_way_and_the_slot_is_whole() {
+        let mut slots = Arena::new("test", 1, 4 * CHUNK_BYTES).unwrap().into_slots();
+        let mailbox = Arc::new(Mailbox::new(1));
+        let mut pending = Pending::new(1, 4 * CHUNK_BYTES);
+        let all = request(Class::Trunk, 0, 4 * CHUNK_BYTES as u64, slots.pop().unwrap(), 9);
+        pending.add(all, Arc::clone(&mailbox)).unwrap();
+        let full =
+            request(Class::Trunk, 0, 1, Arena::new("test", 1, 4096).unwrap().into_slots().remove(0), 0);
+        assert!(matches!(
+            pending.add(full, Arc::clone(&mailbox)),
+            Err((_, StoreError::QueueFull { capacity: 1 }))
+        ));
+        let (first, second) = (pending.take_chunk().unwrap(), pending.take_chunk().unwrap());
+        assert!(pending.finish(second, Err(StoreError::Cancelled)).is_none());
+        assert!(pending.take_chunk().is_none(), "nothing more is issued for it");
+        let over = pending.finish(first, Ok(())).unwrap().completion;
+        assert!(over.result.is_err());
+        assert_eq!((over.tag, over.slot.start(), over.slot.len()), (9, 0, 4 * CHUNK_BYTES));
+    }
+
+    #[test]
+    fn withdrawn_requests_come_back_but_for_those_of_others() {
+        let mut slots = Arena::new("test", 3, 2 * CHUNK_BYTES).unwrap().into_slots();
+        let (mine, other) = (Arc::new(Mailbox::new(3)), Arc::new(Mailbox::new(3)));
+        let mut pending = Pending::new(3, 2 * CHUNK_BYTES);
+        for (tag, owner) in [(0, &mine), (1, &other), (2, &mine)] {
+            let r = request(Class::Trunk, 0, 2 * CHUNK_BYTES as u64, slots.pop().unwrap(), tag);
+            pending.add(r, Arc::clone(owner)).unwrap();
+        }
+        let under_way = pending.take_chunk().unwrap();
+        let mut over = Vec::new();
+        pending.cancel(&mine, |f| over.push(f.completion.tag));
+        assert_eq!(over, [2]);
+        let last = pending.finish(under_way, Ok(())).unwrap().completion;
+        assert!(last.tag == 0 && matches!(last.result, Err(StoreError::Cancelled)));
+        assert_eq!(serve(&mut pending, Ok(())), Some((0, CHUNK_BYTES, None)));
+        assert_eq!(serve(&mut pending, Ok(())), Some((CHUNK_BYTES as u64, CHUNK_BYTES, Some(1))));
+    }
+}

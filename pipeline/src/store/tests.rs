@@ -2,12 +2,13 @@
 
 use proptest::prelude::*;
 
-use super::StoreError;
 use super::testing::{EXPERTS, Fixture, LAYERS, VOCAB, WIDTH, plan};
+use super::{StoreError, StoreOptions, trace};
+use crate::memory::policy::{self, CacheShape, Placement};
 use crate::model::tensors::VectorKind;
-use crate::plan::{CachePolicy, DirectMode};
-use crate::source::WeightSource;
-use crate::units::LayerIndex;
+use crate::plan::{CachePolicy, DirectMode, IoEngine};
+use crate::source::{ExpertRequest, ExpertSource, WeightSource};
+use crate::units::{ExpertId, LayerIndex, TokenId};
 
 const ALL: usize = usize::MAX;
 
@@ -98,6 +99,96 @@ fn slots_too_small_or_none_are_refused_at_open() {
     assert!(matches!(f.open(&p), Err(StoreError::NoSlot { .. })));
 }
 
+#[test]
+fn the_next_pass_is_read_while_the_last_blocks_are_computed() {
+    let f = Fixture::new(true);
+    let mut p = plan();
+    p.trunk.ring_slots = 4;
+    let mut s = f.open(&p).unwrap();
+    for head in [true, false, true] {
+        f.walk(&mut s, head, ALL).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let before = s.counters.snapshot();
+        s.trunk.begin_pass(head).unwrap();
+        // All slots but the one that held the last block.
+        for _ in 0..3 {
+            s.trunk.next_block().unwrap();
+        }
+        let after = s.counters.snapshot();
+        assert_eq!(after.blocks_ready - before.blocks_ready, 3);
+        while s.trunk.next_block().is_ok() {}
+    }
+}
+
+/// Three layers' requests of one pass, the same from pass to pass up to a shift.
+fn visits(passes: u16) -> impl Iterator<Item = (u16, Vec<u16>)> {
+    (0..passes).flat_map(|pass| {
+        (1..LAYERS).map(move |layer| {
+            let mut wanted: Vec<u16> = (0..5).map(|i| (i * i + pass * layer / 2) % EXPERTS).collect();
+            wanted.sort_unstable_by_key(|e| (e * 7 + pass) % EXPERTS);
+            wanted.dedup();
+            (layer, wanted)
+        })
+    })
+}
+
+#[test]
+fn the_simulator_counts_the_hits_that_the_engine_had() {
+    for name in [CachePolicy::Lru, CachePolicy::LayerLru, CachePolicy::LayerRank] {
+        let f = Fixture::new(true);
+        let mut p = plan();
+        p.experts.arena_slots = vec![0, 3, 4, 3];
+        p.experts.policy = name;
+        let path = f.dir.path().join("trace.tsv");
+        let options = StoreOptions { trace: Some(path.clone()), reader: None };
+        let mut s = f.open_with(&p, &options).unwrap();
+        let mut seen = 0;
+        for (layer, mut wanted) in visits(12) {
+            let mut unique = std::collections::HashSet::new();
+            wanted.retain(|e| unique.insert(*e));
+            seen += wanted.len() as u64;
+            f.ask(&mut s, layer, &wanted).unwrap();
+        }
+        s.experts.flush_trace().unwrap();
+        let records = trace::parse(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let shape = CacheShape { slots: p.experts.arena_slots, experts: vec![0, 12, 12, 12] };
+        let mut policy = policy::build(name, &shape);
+        let (mut placed, mut hits) = (Vec::new(), 0);
+        for r in &records {
+            policy.visit(r.layer, &r.wanted, &mut placed);
+            hits += placed.iter().filter(|p| matches!(p, Placement::Hit(_))).count() as u64;
+        }
+        let stats = s.counters.snapshot();
+        assert_eq!(records.last().unwrap().position, 11);
+        assert_eq!((stats.expert_requests, stats.expert_hits), (seen, hits), "{name:?}");
+        assert!(hits > 20, "{name:?}: {hits}");
+    }
+}
+
+#[test]
+fn a_pass_allocates_nothing_on_the_computing_thread() {
+    let f = Fixture::new(false);
+    let mut p = plan();
+    p.experts.arena_slots = vec![0, 2, 2, 2];
+    p.trunk.ring_slots = 3;
+    let mut s = f.open(&p).unwrap();
+    let wanted: Vec<ExpertRequest> =
+        (0u8..6).map(|rank| ExpertRequest { expert: ExpertId(u16::from(rank) + 2), rank }).collect();
+    let mut row = vec![0.0; WIDTH];
+    let mut pass = || {
+        s.trunk.begin_pass(true).unwrap();
+        s.trunk.embed(&[TokenId(3)], &mut row).unwrap();
+        while s.trunk.next_block().is_ok_and(|b| b.id.layer.is_some()) {}
+        for layer in 1..LAYERS {
+            s.experts.request(LayerIndex(layer), &wanted).unwrap();
+            while s.experts.next_expert().unwrap().is_some() {}
+        }
+    };
+    pass();
+    let counted = allocation_counter::measure(|| (0..3).for_each(|_| pass()));
+    assert_eq!(counted.count_total, 0);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
     /// Any cut of the trunk into blocks, slots and pinned layers gives every block once, in order, with
@@ -105,7 +196,7 @@ proptest! {
     #[test]
     fn blocks_arrive_once_in_order(
         block_bytes in 3000u64..40_000, ring_slots in 1usize..9, depth in 1usize..5,
-        pinned in prop::collection::btree_set(0u16..LAYERS, 0..4), pinned_head: bool, direct: bool,
+        pinned in prop::collection::btree_set(0u16..LAYERS, 0..4), pinned_head: bool, direct: bool, uring: bool,
         passes in prop::collection::vec((any::<bool>(), prop::option::of(0usize..30)), 1..8),
     ) {
         let f = Fixture::new(true);
@@ -116,6 +207,7 @@ proptest! {
         p.trunk.pinned_layers = pinned.into_iter().map(LayerIndex).collect();
         p.trunk.pinned_head = pinned_head;
         p.reader.depth = depth;
+        p.reader.engine = if uring { IoEngine::Auto } else { IoEngine::Pread };
         p.reader.direct = if direct { DirectMode::Auto } else { DirectMode::Off };
         let mut s = f.open(&p).unwrap();
         for (head, stop) in passes {
@@ -132,7 +224,6 @@ proptest! {
             (1u16..LAYERS, prop::sample::subsequence((0..EXPERTS).collect::<Vec<_>>(), 1..9), prop::option::of(0usize..5)),
             1..25),
     ) {
-        use crate::source::{ExpertRequest, ExpertSource};
         let f = Fixture::new(contiguous);
         let mut p = plan();
         p.experts.arena_slots = vec![0, slots[0], slots[1], slots[2]];
@@ -142,7 +233,7 @@ proptest! {
         for (layer, wanted, stop) in visits {
             if let Some(stop) = stop {
                 let requests: Vec<ExpertRequest> = wanted.iter().map(|&e| ExpertRequest {
-                    expert: crate::units::ExpertId(e), rank: 0 }).collect();
+                    expert: ExpertId(e), rank: 0 }).collect();
                 s.experts.request(LayerIndex(layer), &requests).unwrap();
                 for _ in 0..stop.min(wanted.len()) {
                     prop_assert!(s.experts.next_expert().unwrap().is_some());

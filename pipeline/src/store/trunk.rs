@@ -247,11 +247,13 @@ impl TrunkSource {
         if self.cursor >= self.end || self.failed {
             return Err(StoreError::PassEnded { blocks: self.end });
         }
-        self.read_ahead()?;
         let block = self.cursor;
-        if self.resident[block].is_none() {
-            let slot = self.next_streamed()?;
-            self.lease = Some(slot);
+        let ready = self.read_ahead().and_then(|()| match self.resident[block] {
+            Some(_) => Ok(None),
+            None => self.next_streamed().map(Some),
+        });
+        self.lease = ready.inspect_err(|_| self.failed = true)?;
+        if self.lease.is_some() {
             add(&self.counters.trunk_bytes, self.blocks[block].extent.bytes);
         } else {
             add(&self.counters.blocks_pinned, 1);
@@ -279,7 +281,7 @@ impl WeightSource for TrunkSource {
     }
 
     fn next_block(&mut self) -> Result<Block<'_>, StoreError> {
-        let block = self.advance().inspect_err(|_| self.failed = true)?;
+        let block = self.advance()?;
         let stored = &self.blocks[block];
         let matrix = match (&self.resident[block], &self.lease) {
             (Some(r), _) => stored.matrix(r.coding, &r.slot[..r.bytes])?,
