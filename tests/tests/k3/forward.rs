@@ -16,7 +16,9 @@ fn golden(name: &str) -> Golden {
 
 fn prompts(golden: &Golden) -> Vec<String> {
     let names = golden.names().unwrap();
-    names.iter().filter_map(|name| name.strip_suffix(".ids")).map(str::to_owned).collect()
+    // `pN.ids`, but not `pN.router.ids`.
+    let prompts = names.iter().filter_map(|name| name.strip_suffix(".ids"));
+    prompts.filter(|name| !name.contains('.')).map(str::to_owned).collect()
 }
 
 /// Relative rms and the largest difference.
