@@ -1,6 +1,6 @@
 //! Executors over golden models, with every setting that must not change a bit.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -55,7 +55,8 @@ pub struct Model {
     pub config: Arc<ModelConfig>,
     /// Its tensors.
     pub tensors: ModelTensors,
-    files: Files,
+    /// All bytes of its weight files.
+    pub files: Files,
 }
 
 /// Tokens of the largest pass of [`Model::executor`].
@@ -72,11 +73,16 @@ impl Model {
     /// When it cannot be read.
     #[must_use]
     pub fn golden(name: &str) -> Self {
-        Self::open(crate::resident::golden_model(name))
+        Self::open(&crate::resident::golden_model(name))
     }
 
-    fn open(dir: PathBuf) -> Self {
-        let (config, tensors) = ModelTensors::open(&dir, &[]).expect("a golden model");
+    /// The model in `dir`.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn open(dir: &Path) -> Self {
+        let (config, tensors) = ModelTensors::open(dir, &[]).expect("a model");
         let files = Files::read(&tensors).expect("weight files");
         Self { config: Arc::new(config), tensors, files }
     }
@@ -196,4 +202,21 @@ pub fn preset_engine(preset: &Preset, dir: &Path) -> Engine {
     let shape = ModelShape::from_tensors(&config, &tensors);
     let plan = plan(preset, &config, &shape, &machine).expect("a plan");
     Engine::open((config, tensors), plan, &StoreOptions::default(), &mut |_, _| ()).expect("an engine")
+}
+
+/// Relative rms and the largest difference.
+///
+/// # Panics
+/// When the lengths differ.
+#[must_use]
+pub fn compare(ours: &[f32], theirs: &[f64]) -> (f64, f64) {
+    assert_eq!(ours.len(), theirs.len());
+    let (mut square, mut norm, mut max) = (0.0, 0.0, 0.0f64);
+    for (&a, &b) in ours.iter().zip(theirs) {
+        let difference = f64::from(a) - b;
+        square += difference * difference;
+        norm += b * b;
+        max = max.max(difference.abs());
+    }
+    ((square / norm).sqrt(), max)
 }

@@ -2,4 +2,5 @@
 #![allow(clippy::expect_used)]
 
 pub mod harness;
+pub mod reference;
 pub mod resident;

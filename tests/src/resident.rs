@@ -41,7 +41,9 @@ impl Files {
     }
 }
 
-fn widen(bytes: &[u8], dtype: DType) -> Vec<f32> {
+/// Elements of a dense tensor.
+#[must_use]
+pub fn widen(bytes: &[u8], dtype: DType) -> Vec<f32> {
     match dtype {
         DType::Bf16 => bytes
             .chunks_exact(2)

@@ -5,7 +5,7 @@ use k3_golden::Golden;
 use k3_kernel::{Columns, Isa, Kernels};
 use k3_pipeline::forward::{Commit, LogitsWanted, RunError, SequenceRun, Tap, TapPoint};
 use k3_pipeline::units::LayerIndex;
-use k3_tests::harness::{Model, PASS_TOKENS, Setup, argmax, feed, ids};
+use k3_tests::harness::{Model, PASS_TOKENS, Setup, argmax, compare, feed, ids};
 use k3_tests::resident::{Arrival, golden_model};
 
 const MODELS: [&str; 2] = ["k3-tiny-a", "k3-tiny-b"];
@@ -19,19 +19,6 @@ fn prompts(golden: &Golden) -> Vec<String> {
     // `pN.ids`, but not `pN.router.ids`.
     let prompts = names.iter().filter_map(|name| name.strip_suffix(".ids"));
     prompts.filter(|name| !name.contains('.')).map(str::to_owned).collect()
-}
-
-/// Relative rms and the largest difference.
-fn compare(ours: &[f32], theirs: &[f64]) -> (f64, f64) {
-    assert_eq!(ours.len(), theirs.len());
-    let (mut square, mut norm, mut max) = (0.0, 0.0, 0.0f64);
-    for (&a, &b) in ours.iter().zip(theirs) {
-        let difference = f64::from(a) - b;
-        square += difference * difference;
-        norm += b * b;
-        max = max.max(difference.abs());
-    }
-    ((square / norm).sqrt(), max)
 }
 
 #[test]
