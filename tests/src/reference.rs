@@ -65,7 +65,8 @@ impl<'m> Reference<'m> {
         let mut blocks: Vec<Rows> = Vec::new();
         for (layer, kind) in self.config.numbered_layers() {
             let at = Some(layer);
-            let h = self.mix(&blocks, &prefix, (VectorKind::AttentionResNorm, VectorKind::AttentionResProj), at);
+            let h =
+                self.mix(&blocks, &prefix, (VectorKind::AttentionResNorm, VectorKind::AttentionResProj), at);
             let x = self.norm(&h, VectorKind::InputNorm, at);
             let out = match kind.attention {
                 Attention::Kda => self.kda(&x, layer),
@@ -139,7 +140,8 @@ impl<'m> Reference<'m> {
     fn conv(&self, x: &Rows, kind: VectorKind, layer: LayerIndex) -> Rows {
         let (weights, taps) = (self.vector(kind, Some(layer)), self.config.kda.conv_kernel);
         let value = |t: usize, c: usize| {
-            let tap = |j: usize| (t + j + 1).checked_sub(taps).map_or(0.0, |s| weights[c * taps + j] * x[s][c]);
+            let tap =
+                |j: usize| (t + j + 1).checked_sub(taps).map_or(0.0, |s| weights[c * taps + j] * x[s][c]);
             let y: f64 = (0..taps).map(tap).sum();
             y * sigmoid(y)
         };
@@ -247,7 +249,8 @@ impl<'m> Reference<'m> {
     }
 
     fn dense(&self, x: &Rows, layer: LayerIndex) -> Rows {
-        let [gate, up] = [MatrixKind::MlpGate, MatrixKind::MlpUp].map(|kind| self.product(kind, Some(layer), x));
+        let [gate, up] =
+            [MatrixKind::MlpGate, MatrixKind::MlpUp].map(|kind| self.product(kind, Some(layer), x));
         self.product(MatrixKind::MlpDown, Some(layer), &self.situ(&gate, &up))
     }
 
