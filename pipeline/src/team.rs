@@ -171,11 +171,16 @@ impl Team {
         self.shared.caller_parked.store(false, Ordering::SeqCst);
     }
 
-    /// Calls `job(worker, item)` once for every item of `0..items`; threads take the next free item.
+    /// Calls `job(worker, item)` once for every item of `0..items`; threads take the next free item. A
+    /// single item is not worth waking anybody: the caller runs it.
     ///
     /// # Errors
     /// As [`Team::run`].
     pub fn items(&mut self, items: usize, job: &(dyn Fn(usize, usize) + Sync)) -> Result<(), TeamError> {
+        if items <= 1 {
+            let alone = catch_unwind(AssertUnwindSafe(|| (0..items).for_each(|item| job(0, item))));
+            return alone.map_err(|_| TeamError::Panicked);
+        }
         let next = AtomicUsize::new(0);
         self.run(&|worker| {
             loop {
@@ -188,25 +193,35 @@ impl Team {
         })
     }
 
-    /// Cuts the rows of `out` at multiples of [`ROW_GRANULE`] and calls `job(rows, part)` for every piece.
+    /// Cuts the rows of all `outs`, of which there are equally many, at multiples of [`ROW_GRANULE`] and
+    /// calls `job(scratch, rows, parts)` for every piece, with the scratch of the thread that runs it.
     ///
     /// # Errors
     /// As [`Team::run`].
-    pub fn rows(
+    ///
+    /// # Panics
+    /// When the numbers of rows differ.
+    pub fn rows<S: Send, const N: usize>(
         &mut self,
-        out: Out<'_>,
-        job: impl Fn(Range<usize>, Out<'_>) + Sync,
+        scratch: &mut PerWorker<S>,
+        outs: [Out<'_>; N],
+        job: impl Fn(&mut S, Range<usize>, [Out<'_>; N]) + Sync,
     ) -> Result<(), TeamError> {
-        let granules = out.rows().div_ceil(ROW_GRANULE);
+        let rows = outs.first().map_or(0, Out::rows);
+        assert!(outs.iter().all(|out| out.rows() == rows), "outputs of different heights");
+        let granules = rows.div_ceil(ROW_GRANULE);
         let pieces =
             granules.min(self.threads() * if self.workers.is_empty() { 1 } else { PIECES_PER_THREAD });
-        let edge = |piece: usize| (granules * piece / pieces * ROW_GRANULE).min(out.rows());
-        self.items(pieces, &|_, piece| {
+        let edge = |piece: usize| (granules * piece / pieces * ROW_GRANULE).min(rows);
+        let scratch = scratch.lend(self.threads());
+        self.items(pieces, &|worker, piece| {
             let rows = edge(piece)..edge(piece + 1);
             // SAFETY: `edge` is monotone, so the ranges of different pieces are disjoint, and `items`
             // hands out each piece once.
-            let part = unsafe { out.part(rows.clone()) };
-            job(rows, part);
+            let parts = std::array::from_fn(|i| unsafe { outs[i].part(rows.clone()) });
+            // SAFETY: a worker number belongs to one thread, which runs one item at a time.
+            let scratch = unsafe { scratch.get(worker) };
+            job(scratch, rows, parts);
         })
     }
 

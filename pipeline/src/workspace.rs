@@ -155,6 +155,7 @@ fn scratch_floats(config: &ModelConfig, size: &WorkspaceSize) -> usize {
         .max(mla.q_rank.unwrap_or(0))
         .max(config.moe.groups)
         .max(config.expert_io_width())
+        .max(config.moe.expert_width)
 }
 
 /// Buffers of a pass.

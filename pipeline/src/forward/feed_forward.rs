@@ -4,6 +4,7 @@
 //! Every (token, rank) has its output stored, and the outputs are summed in rank order at the end, so
 //! the order of arrival leaves no trace.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use k3_kernel::moe::{RouterParams, router_choose};
@@ -11,7 +12,7 @@ use k3_kernel::{Columns, Mxfp4, Out, Q23, Q23_BATCH_MAX, q23_bytes};
 
 use super::error::RunError;
 use super::vectors::MoeVectors;
-use super::walk::{Tools, Walk};
+use super::walk::{Tools, Walk, all_finite, columns_finite};
 use super::{Pass, Tap, wanted};
 use crate::model::config::ModelConfig;
 use crate::model::layout;
@@ -252,11 +253,7 @@ impl ExpertRun<'_> {
         let (gate, up) = (&mut batch.gate[..count * width], &mut batch.up[..count * width]);
         let tokens = entries.iter().map(|&choice| choice as usize / k);
         let latent = Codes { bytes: self.latent_codes, cols: io };
-        latent.batch(tokens.clone(), |xs| {
-            self.product(tools, (self.expert.w1, 0), xs, gate)?;
-            self.product(tools, (self.expert.w3, 4), xs, up)
-        })?;
-        activate(tools, config, gate, up, width)?;
+        latent.batch(tokens.clone(), |xs| self.activation(tools, xs, gate, up))?;
         let code_bytes = q23_bytes(width);
         let codes = Tiles::chunks(&mut width_codes[..count * code_bytes], code_bytes);
         let activation = &*gate;
@@ -265,6 +262,40 @@ impl ExpertRun<'_> {
         })?;
         Codes { bytes: width_codes, cols: width }
             .batch(0..count, |xs| self.product(tools, (self.expert.w2, 2), xs, &mut batch.down[..count * io]))
+    }
+
+    /// `gate` [xs.len(), I] = situ(w1 x, w3 x), with `up` for the other product: a thread does all three for
+    /// its rows.
+    fn activation(
+        &self,
+        tools: &mut Tools<'_>,
+        xs: &[Q23<'_>],
+        gate: &mut [f32],
+        up: &mut [f32],
+    ) -> Result<(), RunError> {
+        let (kernels, w1, w3) = (tools.kernels, self.expert.w1, self.expert.w3);
+        let (beta, linear_beta) = (self.config.situ_beta, self.config.situ_linear_beta);
+        let finite = AtomicBool::new(true);
+        let outs = [&mut *gate, &mut *up].map(|out| Out::new(out, w1.rows(), w1.rows(), xs.len()));
+        tools.team.rows(tools.scratch, outs, |scratch, rows, [mut gate, mut up]| {
+            kernels.mxfp4_matmul(w1, rows.clone(), xs, gate.reborrow());
+            kernels.mxfp4_matmul(w3, rows.clone(), xs, up.reborrow());
+            // What is not finite must stay so until it is explained.
+            if !(columns_finite(&mut gate) && columns_finite(&mut up)) {
+                finite.store(false, Ordering::Relaxed);
+                return;
+            }
+            let y = &mut scratch[..rows.len()];
+            for t in 0..xs.len() {
+                kernels.situ(gate.column(t), up.column(t), beta, linear_beta, y);
+                gate.column(t).copy_from_slice(y);
+            }
+        })?;
+        match finite.into_inner() {
+            true => Ok(()),
+            false if all_finite(gate) => Err(self.explain(w3, 4, up)),
+            false => Err(self.explain(w1, 0, gate)),
+        }
     }
 
     /// `out` [xs.len(), rows] = W x; `slot` numbers the tensor's codes among the six of an expert.

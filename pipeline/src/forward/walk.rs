@@ -55,9 +55,9 @@ impl Tools<'_> {
         product: impl Fn(Range<usize>, Out<'_>) + Sync,
     ) -> Result<bool, RunError> {
         let finite = AtomicBool::new(true);
-        self.team.rows(out, |rows, mut out| {
+        self.team.rows(self.scratch, [out], |_, rows, [mut out]| {
             product(rows, out.reborrow());
-            if !(0..out.count()).all(|t| all_finite(out.column(t))) {
+            if !columns_finite(&mut out) {
                 finite.store(false, Ordering::Relaxed);
             }
         })?;
@@ -135,6 +135,11 @@ fn lease<'s>(
 pub(crate) fn all_finite(values: &[f32]) -> bool {
     const EXPONENT: u32 = 0x7f80_0000;
     !values.iter().fold(false, |bad, v| bad | (v.to_bits() & EXPONENT == EXPONENT))
+}
+
+/// True when no value of any column is NaN or infinite.
+pub(crate) fn columns_finite(out: &mut Out<'_>) -> bool {
+    (0..out.count()).all(|t| all_finite(out.column(t)))
 }
 
 /// Names what made the output of `block` non-finite. Slow; runs once, before the pass ends.

@@ -68,7 +68,8 @@ fn rows_are_cut_at_granules_and_covered_once() {
         let mut team = Team::new(threads, false).unwrap();
         let (rows, count) = (16 * 9 + 5, 3);
         let mut data = vec![0f32; rows * count];
-        team.rows(Out::new(&mut data, rows, rows, count), |range, mut part| {
+        let mut scratch = PerWorker::new(threads, || ());
+        team.rows(&mut scratch, [Out::new(&mut data, rows, rows, count)], |(), range, [mut part]| {
             assert_eq!(range.start % ROW_GRANULE, 0);
             for t in 0..part.count() {
                 for (v, row) in part.column(t).iter_mut().zip(range.clone()) {
@@ -81,4 +82,11 @@ fn rows_are_cut_at_granules_and_covered_once() {
             assert_eq!(*v, (i / rows * 1000 + i % rows) as f32);
         }
     }
+}
+
+#[test]
+fn a_panic_in_a_lone_item_is_caught_too() {
+    let mut team = Team::new(2, false).unwrap();
+    assert!(matches!(team.items(1, &|_, _| panic!("on purpose")), Err(TeamError::Panicked)));
+    team.items(0, &|_, _| panic!("nothing to do")).unwrap();
 }
