@@ -3,6 +3,8 @@
 use crate::model::config::{Attention, FeedForward, ModelConfig};
 use crate::preset::Preset;
 use crate::schedule::{BlockShape, Partition};
+use crate::state::{history_len, state_bytes};
+use crate::workspace::{WorkspaceSize, workspace_bytes};
 
 use super::shape::ModelShape;
 use super::{LedgerLine, read_slot_bytes};
@@ -23,23 +25,21 @@ pub(super) fn fixed_lines(
     sizes: &BlockSizes,
     threads: usize,
 ) -> Option<Vec<LedgerLine>> {
-    let sequences = preset.context.sequences as u64;
-    let tokens = preset.pass.tokens as u64;
-    let state = kda_state_bytes(config);
-    let conv = conv_history_bytes(config);
-    let rollback = if preset.pass.draft_tokens > 0 { state + conv } else { 0 };
-    let latent = latent_bytes_per_position(config).checked_mul(preset.context.tokens as u64)?;
+    let (context, pass) = (&preset.context, &preset.pass);
+    let sequences = context.sequences as u64;
+    let latent = latent_bytes_per_position(config).checked_mul(context.tokens as u64)?;
+    let drafts = state_bytes(config, 0, pass.draft_tokens) - state_bytes(config, 0, 0);
+    let workspace = WorkspaceSize::new(pass.tokens, context.sequences, pass.draft_tokens, threads);
     let line = |name: &str, bytes: u64| LedgerLine { name: name.to_owned(), bytes };
     Some(vec![
         line("ring", sizes.slot_bytes.checked_mul(preset.trunk.ring_slots as u64)?),
         line("expert staging", expert_slot_bytes(shape).checked_mul(preset.experts.staging_slots as u64)?),
-        line("KDA state", state.checked_mul(sequences)?),
-        line("convolution history", conv.checked_mul(sequences)?),
+        line("KDA state", kda_state_bytes(config).checked_mul(sequences)?),
+        line("convolution history", conv_history_bytes(config).checked_mul(sequences)?),
         line("latent KV cache", latent.checked_mul(sequences)?),
-        line("draft rollback", rollback.checked_mul(sequences)?),
-        line("activations", activation_bytes(config, preset, threads)?),
-        line("logits", tokens * config.vocab as u64 * 4),
-        line("embedding rows", tokens * read_slot_bytes(shape.embed_row_bytes)),
+        line("drafts", drafts.checked_mul(sequences)?),
+        line("activations and logits", workspace_bytes(config, &workspace)),
+        line("embedding rows", pass.tokens as u64 * read_slot_bytes(shape.embed_row_bytes)),
         line("small vectors", shape.vector_elements * 4),
         line("tensor index", shape.index_bytes),
         line("tokenizer", config.vocab as u64 * TOKENIZER_ENTRY_BYTES),
@@ -102,49 +102,23 @@ pub(super) fn expert_slot_bytes(shape: &ModelShape) -> u64 {
     read_slot_bytes(shape.expert_bytes) + slack
 }
 
-/// Layers of one kind of attention.
-fn attention_layers(config: &ModelConfig, kind: Attention) -> u64 {
-    config.layers.iter().filter(|l| l.attention == kind).count() as u64
-}
-
 /// Layers with routed experts.
 pub(super) fn moe_layers(config: &ModelConfig) -> usize {
     config.layers.iter().filter(|l| l.feed_forward == FeedForward::Moe).count()
 }
 
-/// Recurrent state of one sequence: [H, d, d] f32 in every KDA layer.
+/// Recurrent state of one sequence, all KDA layers.
 pub(super) fn kda_state_bytes(config: &ModelConfig) -> u64 {
-    let d = config.kda.head_dim as u64;
-    attention_layers(config, Attention::Kda) * config.kda.heads as u64 * d * d * 4
+    state_bytes(config, 0, 0) - conv_history_bytes(config)
 }
 
-/// Convolution history of one sequence: [K-1, P] f32 for q, k and v of every KDA layer.
+/// Convolution history of one sequence, all KDA layers.
 pub(super) fn conv_history_bytes(config: &ModelConfig) -> u64 {
-    let history = config.kda.conv_kernel.saturating_sub(1) as u64 * config.kda.width() as u64;
-    attention_layers(config, Attention::Kda) * 3 * history * 4
+    let layers = config.layers.iter().filter(|l| l.attention == Attention::Kda).count();
+    (4 * layers * config.kda.heads * history_len(&config.kda)) as u64
 }
 
-/// Latent KV of one position: f32 in every MLA layer.
+/// Latent KV of one position, all MLA layers.
 pub(super) fn latent_bytes_per_position(config: &ModelConfig) -> u64 {
-    attention_layers(config, Attention::Mla) * config.mla.latent_width() as u64 * 4
-}
-
-/// Activations of a pass: the residual sources and the widest intermediate values of each token, and
-/// each thread's attention scores. `None` where the size leaves 64 bits.
-fn activation_bytes(config: &ModelConfig, preset: &Preset, threads: usize) -> Option<u64> {
-    let sources = match config.attn_res_block {
-        Some(n) => config.layers.len().div_ceil(n.max(1)) + 1,
-        None => 1,
-    };
-    let kda = 6 * config.kda.width() + 2 * config.kda.head_dim + config.kda.heads;
-    let mla = &config.mla;
-    let queries = mla.heads * mla.query_width() + mla.heads * mla.latent_width();
-    let mla_width = queries + mla.heads * (mla.kv_rank + 2 * mla.v_dim) + mla.q_rank.unwrap_or(0);
-    let moe = &config.moe;
-    let routed = moe.experts_per_token * (2 * moe.expert_width + config.expert_io_width());
-    let experts = moe.experts + 2 * config.expert_io_width() + routed;
-    let mlp = 3 * config.dense_width.max(config.shared_width());
-    let per_token = (sources + 5) * config.hidden + kda.max(mla_width) + experts.max(mlp);
-    let scores = (threads as u64).checked_mul(preset.context.tokens as u64)?;
-    (per_token as u64 * preset.pass.tokens as u64).checked_add(scores)?.checked_mul(4)
+    state_bytes(config, 1, 0) - state_bytes(config, 0, 0)
 }

@@ -235,8 +235,8 @@ pub(super) static KEYS: &[Key] = &[
     Key {
         path: "pass.draft_tokens",
         allowed: "a whole number from 0 to 64, below pass.tokens",
-        about: "Drafted tokens that one pass may verify; 0 switches drafts off. Costs a second copy of\n\
-                the recurrent state.",
+        about: "Drafted tokens that one pass may verify; 0 switches drafts off. Each takes room for what it\n\
+                would put into the recurrence (13.6 MB in the release).",
         required: true,
         set: |p, v| v.count(0, DRAFT_TOKENS_MAX).map(|n| p.pass.draft_tokens = n),
         get: |p| Some(p.pass.draft_tokens.to_string()),

@@ -1,6 +1,7 @@
 //! Standard output, buffered and locked once; sizes as people read them.
 
 use std::io::{self, BufWriter, StdoutLock, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use k3_pipeline::units::Bytes;
@@ -55,7 +56,10 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8], existing: Existing) -> Outco
         Failure::run(anyhow::Error::new(error).context(format!("cannot write {}", path.display())))
     };
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".k3-").tempfile_in(dir).map_err(failed)?;
+    // The mode that a plain creation asks for; the umask still applies.
+    let mode = std::fs::Permissions::from_mode(0o666);
+    let mut file =
+        tempfile::Builder::new().prefix(".k3-").permissions(mode).tempfile_in(dir).map_err(failed)?;
     file.write_all(bytes).map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
     let placed = match existing {

@@ -83,8 +83,8 @@ fn note(plan: &Plan, name: &str) -> String {
         "KDA state" if plan.sequences_max == 1 => "1 sequence".to_owned(),
         "KDA state" => format!("{} sequences", plan.sequences_max),
         "latent KV cache" => format!("{} positions", grouped(plan.context_tokens as u64)),
-        "activations" => format!("{} tokens per pass", plan.pass_tokens_max),
-        "drafts" => format!("{} tokens", plan.draft_tokens_max),
+        "activations and logits" => format!("{} tokens per pass", plan.pass_tokens_max),
+        "drafts" => format!("of up to {} tokens", plan.draft_tokens_max),
         "process" => format!("{} compute threads", plan.compute.threads),
         _ => String::new(),
     }
