@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use super::files::one_line;
+
 /// Why a configuration was refused.
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -70,12 +72,12 @@ fn near(excerpt: &str) -> String {
 
 fn list(problems: &[ConfigProblem]) -> String {
     match problems {
-        [one] => one.to_string(),
+        [one] => one_line(one),
         many => {
             let mut out = format!("{} problems", many.len());
             for p in many {
                 out.push_str("\n  ");
-                out.push_str(&p.to_string());
+                out.push_str(&one_line(p));
             }
             out
         }

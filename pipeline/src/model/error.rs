@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use super::checkpoint_error::CheckpointProblem;
 use super::config_error::ConfigError;
+use super::files::one_line;
 
 /// Why a model was not opened.
 #[derive(Debug, Error)]
@@ -30,12 +31,12 @@ pub const PROBLEMS_MAX: usize = 24;
 
 fn list(problems: &[CheckpointProblem], more: usize) -> String {
     if let ([one], 0) = (problems, more) {
-        return one.to_string();
+        return one_line(one);
     }
     let mut out = format!("{} problems in the weight files", problems.len() + more);
     for p in problems {
         out.push_str("\n  ");
-        out.push_str(&p.to_string());
+        out.push_str(&one_line(p));
     }
     if more > 0 {
         out.push_str(&format!("\n  and {more} more"));

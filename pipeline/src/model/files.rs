@@ -64,3 +64,20 @@ pub(crate) fn read_small(path: &Path, bytes_max: u64) -> Result<Vec<u8>, OpenErr
     file.take(bytes_max).read_to_end(&mut out)?;
     Ok(out)
 }
+
+/// Characters of one problem in an error.
+const PROBLEM_CHARS_MAX: usize = 600;
+
+/// A problem as one line of bounded length: names come from files that others wrote, and may hold
+/// line ends, control characters and megabytes.
+pub(crate) fn one_line(problem: &dyn std::fmt::Display) -> String {
+    let text = problem.to_string();
+    let mut out = String::new();
+    for c in text.chars().take(PROBLEM_CHARS_MAX) {
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    if text.chars().nth(PROBLEM_CHARS_MAX).is_some() {
+        out.push('…');
+    }
+    out
+}

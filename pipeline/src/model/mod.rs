@@ -14,4 +14,5 @@ pub mod layout;
 pub mod open;
 pub mod shard;
 pub mod shard_index;
+pub mod synth;
 pub mod tensors;

@@ -4,3 +4,6 @@
 
 mod engine;
 mod forward;
+mod full_scale;
+mod refused_checkpoints;
+mod refused_configs;

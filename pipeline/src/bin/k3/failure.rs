@@ -80,11 +80,17 @@ impl From<ModelError> for Failure {
     }
 }
 
-/// Prints what clap has to say: help and versions to stdout, errors to stderr.
+/// Prints what clap has to say: help and versions to stdout, errors to stderr as one paragraph.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     // A closed stdout or stderr leaves nobody to tell.
-    let _ = error.print();
-    if error.use_stderr() { ExitCode::from(Exit::Refused as u8) } else { ExitCode::SUCCESS }
+    if !error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    let paragraph: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let _ = writeln!(io::stderr().lock(), "{}", paragraph.join("\n"));
+    ExitCode::from(Exit::Refused as u8)
 }
 
 /// Reports a failure and gives the exit code.
