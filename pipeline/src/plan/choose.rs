@@ -83,30 +83,17 @@ fn make(
     let room = budget_bytes.saturating_sub(fixed).saturating_sub(least_cache);
     let choice = trunk.choose(room)?;
     let needed = fixed.saturating_add(least_cache).saturating_add(choice.bytes(&sizes));
-    let pinned_lines = choice.lines(&sizes);
     if needed > budget_bytes {
-        lines.splice(0..0, pinned_lines);
-        lines.push(LedgerLine { name: "expert arenas".to_owned(), bytes: least_cache });
-        let asked = match preset.budget {
-            MemoryBudget::Auto => None,
-            MemoryBudget::Limit(bytes) => Some(bytes.0),
-        };
-        return Err(vec![Refusal::Memory(Box::new(MemoryShortage {
-            preset: preset.name.clone(),
-            needed_bytes: needed,
-            budget_bytes,
-            budget_from,
-            asked_bytes: asked,
-            lines,
-            fitting: None,
-        }))]);
+        let arenas = LedgerLine { name: "expert arenas".to_owned(), bytes: least_cache };
+        lines.extend(choice.lines(&sizes).into_iter().chain([arenas]));
+        return Err(vec![shortage(preset, needed, (budget_bytes, budget_from), lines)]);
     }
     let cache_bytes = match preset.experts.cache {
         CacheBudget::Limit(_) => least_cache,
         CacheBudget::Fit => budget_bytes - needed,
     };
     let slots = slots_within(cache_bytes, slot_bytes, config);
-    lines.splice(0..0, pinned_lines);
+    lines.splice(0..0, choice.lines(&sizes));
     lines.insert(2, LedgerLine { name: "expert arenas".to_owned(), bytes: slots * slot_bytes });
     Ok(Plan {
         preset: preset.name.clone(),
@@ -143,6 +130,28 @@ fn make(
         },
         ledger: Ledger { lines, budget_bytes, budget_from },
     })
+}
+
+/// The refusal for want of memory; which preset would fit is found out later.
+fn shortage(
+    preset: &Preset,
+    needed_bytes: u64,
+    (budget_bytes, budget_from): (u64, BudgetSource),
+    lines: Vec<LedgerLine>,
+) -> Refusal {
+    let asked_bytes = match preset.budget {
+        MemoryBudget::Auto => None,
+        MemoryBudget::Limit(bytes) => Some(bytes.0),
+    };
+    Refusal::Memory(Box::new(MemoryShortage {
+        preset: preset.name.clone(),
+        needed_bytes,
+        budget_bytes,
+        budget_from,
+        asked_bytes,
+        lines,
+        fitting: None,
+    }))
 }
 
 fn sum(lines: &[LedgerLine]) -> Option<u64> {

@@ -30,10 +30,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// Speed of the disk, as in 3.5GB/s: predicts the time per token.
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
     disk: Option<Rate>,
     /// Speed at which the cores read weights from memory, as in 40GB/s: part of the prediction.
-    #[arg(long, value_name = "RATE", requires = "disk")]
+    #[arg(long, value_name = "RATE", requires = "disk", allow_hyphen_values = true)]
     memory_rate: Option<Rate>,
     /// Plan for a machine that has the memory the preset asks for, not for this one.
     #[arg(long)]

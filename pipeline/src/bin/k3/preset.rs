@@ -61,7 +61,7 @@ struct NewArgs {
     name: String,
     /// Memory of the whole process, as in 24GB; without it, what this machine has free now, less
     /// head-room.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     memory: Option<String>,
     /// Preset to start from; without it, the largest built-in that the memory allows.
     #[arg(long, value_name = "NAME|FILE")]

@@ -22,7 +22,7 @@ pub(crate) struct PresetArgs {
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
     /// Memory of the whole process, as in 24GB: short for `--set memory.budget=SIZE`.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) memory: Option<String>,
 }
 
