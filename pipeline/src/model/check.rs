@@ -170,10 +170,10 @@ fn each_task(
         let Some(experts) = &layer.experts else { continue };
         for expert in (0u16..).map(ExpertId) {
             let Some(extents) = experts.extents(expert) else { break };
-            for part in 0..3 {
+            for (part, &cols) in scale_cols.iter().enumerate() {
                 let slot = 2 * part + 1;
                 let name = TaskName::Scale(number, expert, slot);
-                each(Task { name, kind: TaskKind::Scales, extent: extents.0[slot], cols: scale_cols[part] })?;
+                each(Task { name, kind: TaskKind::Scales, extent: extents.0[slot], cols })?;
             }
         }
     }

@@ -124,7 +124,7 @@ impl RawHeader {
             entries.push(checked_entry(name, info, data_start)?);
         }
         check_names(&entries)?;
-        entries.sort_unstable_by(|a, b| (a.offset, a.bytes).cmp(&(b.offset, b.bytes)));
+        entries.sort_unstable_by_key(|e| (e.offset, e.bytes));
         self.check_tiling(&entries, data_start)?;
         Ok(entries)
     }
