@@ -70,10 +70,20 @@ fn sha256(path: &Path) -> io::Result<String> {
     loop {
         let n = file.read(&mut buffer)?;
         if n == 0 {
-            return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
+            return Ok(hex(&hasher.finalize()));
         }
         hasher.update(&buffer[..n]);
     }
+}
+
+/// SHA-256 of `bytes`, in hexadecimal digits.
+#[must_use]
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 mod cache_sim;
 mod check;
 mod tidy;
+mod verify;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,12 +29,16 @@ enum Task {
     Check,
     /// Checks what no compiler checks: file lengths, where `unsafe` may stand, which way imports point.
     Tidy,
+    /// Compares the engine with the released model's own numbers, and with itself bit for bit.
+    Verify(verify::Args),
 }
 
 /// What a task reports when it did not end well.
 pub enum Failure {
     /// The task could not be done, or found the tree wanting: exit code 1.
     Failed(anyhow::Error),
+    /// A comparison came out wrong: exit code 3.
+    Verification(anyhow::Error),
 }
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {
@@ -52,12 +57,17 @@ fn main() -> ExitCode {
         Task::CacheSim(options) => cache_sim::run(&options),
         Task::Check => check::run(),
         Task::Tidy => tidy::run(),
+        Task::Verify(args) => verify::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Failed(error)) => {
             eprintln!("error: {error:#}");
             ExitCode::from(1)
+        }
+        Err(Failure::Verification(error)) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(3)
         }
     }
 }
