@@ -3,6 +3,7 @@
 use k3_kernel::{Bf16Rows, Bf16Tiled, F32Rows, HnTiled, Matrix, ShapeError};
 
 use super::error::StoreError;
+use super::pack::BlockChecksum;
 use crate::model::layout::matrix_name;
 use crate::model::tensors::{DType, Extent, ModelTensors};
 use crate::schedule::{BlockShape, Partition, PassMatrix};
@@ -29,6 +30,8 @@ pub struct StoredBlock {
     pub coding: Coding,
     /// Where they lie.
     pub extent: Extent,
+    /// What they must hash to, in a pack.
+    pub checksum: Option<BlockChecksum>,
 }
 
 impl StoredBlock {
@@ -85,6 +88,7 @@ pub fn checkpoint_blocks(tensors: &ModelTensors, partition: Partition) -> Vec<St
             };
             partition.matrix_blocks(PassMatrix::from(m)).map(move |shape| StoredBlock {
                 coding,
+                checksum: None,
                 extent: Extent {
                     file: extent.file,
                     offset: extent.offset + shape.tensor_offset(),

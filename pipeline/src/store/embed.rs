@@ -44,8 +44,10 @@ impl EmbedReader {
         let start = Instant::now();
         let table = self.table.extent;
         let bytes = (cols * dtype.bytes()) as u64;
-        let row =
-            |i: usize| Extent { file: table.file, offset: table.offset + u64::from(ids[i].0) * bytes, bytes };
+        let row = |i: usize| {
+            let offset = table.offset + u64::from(ids[i].0) * bytes;
+            (Extent { file: table.file, offset, bytes }, None)
+        };
         read_each(&mut self.client, Class::Demand, &mut self.slots, (ids.len(), row), |i, data| {
             let out = &mut out[i * cols..][..cols];
             to_f32(dtype, data, out);

@@ -215,6 +215,26 @@ pub enum StoreError {
         /// What the kernel's checks say.
         detail: String,
     },
+    /// A packed block is not what was packed.
+    #[error(
+        "block {block} at offset {offset} of {} is damaged: checksum {expected:016x} expected, {got:016x} found; make the pack again with k3 pack",
+        path.display()
+    )]
+    Checksum {
+        /// The pack.
+        path: PathBuf,
+        /// Number of the block.
+        block: usize,
+        /// Where it lies.
+        offset: u64,
+        /// As packed.
+        expected: u64,
+        /// Of the bytes read.
+        got: u64,
+    },
+    /// The packed trunk cannot be used.
+    #[error(transparent)]
+    Pack(Box<super::pack::PackError>),
     /// A small vector holds a value that is not finite.
     #[error("{tensor}: element {index} is {value}, which no weight may be")]
     NonFinite {

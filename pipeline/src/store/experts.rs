@@ -183,9 +183,13 @@ impl ExpertArenas {
         while let Some(&i) = self.unissued.last() {
             let Some(slot) = self.free.pop() else { break };
             let pieces = expert_pieces(&self.wanted[i].extents);
-            if let Err((slot, error)) =
-                self.client.submit(Request { class: Class::Demand, pieces, slot, tag: i as u64 })
-            {
+            if let Err((slot, error)) = self.client.submit(Request {
+                class: Class::Demand,
+                pieces,
+                checksum: None,
+                slot,
+                tag: i as u64,
+            }) {
                 self.free.push(slot);
                 return Err(error);
             }

@@ -277,7 +277,7 @@ fn a_file_overwritten_in_the_middle_of_a_pass_ends_it() {
             let f = Fixture::new(true);
             let mut s = f.open(&plan).unwrap();
             s.trunk.begin_pass(true).unwrap();
-            drop(s.trunk.next_block().unwrap());
+            s.trunk.next_block().unwrap();
             std::thread::sleep(Duration::from_millis(20));
             let file = std::fs::File::options().write(true).open(f.path(1)).unwrap();
             file.write_all_at(b"other bytes", 8000).unwrap();

@@ -2,6 +2,7 @@
 
 use super::disks::Client;
 use super::error::StoreError;
+use super::pack::BlockChecksum;
 use super::request::{Class, Pieces, Request};
 use crate::memory::arena::SlotBuf;
 use crate::model::tensors::Extent;
@@ -15,7 +16,7 @@ pub(crate) fn read_each(
     client: &mut Client,
     class: Class,
     slots: &mut Vec<SlotBuf>,
-    (count, extent): (usize, impl Fn(usize) -> Extent),
+    (count, extent): (usize, impl Fn(usize) -> (Extent, Option<BlockChecksum>)),
     mut each: impl FnMut(usize, &[u8]) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     if slots.is_empty() && count > 0 {
@@ -28,7 +29,9 @@ pub(crate) fn read_each(
             && next < count
             && let Some(slot) = slots.pop()
         {
-            let request = Request { class, pieces: Pieces::one(extent(next)), slot, tag: next as u64 };
+            let (extent, checksum) = extent(next);
+            let pieces = Pieces::one(extent);
+            let request = Request { class, pieces, checksum, slot, tag: next as u64 };
             if let Err((slot, error)) = client.submit(request) {
                 slots.push(slot);
                 outcome = Err(error);
@@ -38,7 +41,7 @@ pub(crate) fn read_each(
         let Some(done) = client.wait() else { return outcome };
         if outcome.is_ok() {
             let number = done.tag as usize;
-            let data = Pieces::one(extent(number)).as_slice()[0].data();
+            let data = Pieces::one(extent(number).0).as_slice()[0].data();
             outcome = done.result.and_then(|()| each(number, &done.slot[data]));
             if outcome.is_err() {
                 client.cancel();

@@ -9,6 +9,8 @@ pub mod faulty;
 pub mod files;
 mod gather;
 mod open;
+pub mod pack;
+mod pack_write;
 mod pread;
 mod queue;
 pub mod reader;
@@ -22,10 +24,13 @@ mod vectors;
 
 pub use error::StoreError;
 pub use open::{Store, StoreOptions};
+pub use pack_write::{PackOptions, PackSummary, pack_trunk, verify_pack};
 pub use vectors::{ResidentVectors, load_vectors};
 
 #[cfg(test)]
 mod fault_tests;
+#[cfg(test)]
+mod pack_tests;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use k3_kernel::Kernels;
 
-use super::blocks::checkpoint_blocks;
+use super::blocks::{StoredBlock, checkpoint_blocks};
 use super::disks::{Client, DiskOptions, Disks};
 use super::embed::EmbedReader;
 use super::error::StoreError;
 use super::experts::{ExpertArenas, ExpertMemory, ExpertShape, expert_pieces};
+use super::pack::{PackIdentity, open_pack};
 use super::reader::BlockReader;
 use super::request::{Pieces, span};
 use super::stats::StoreCounters;
@@ -20,7 +21,7 @@ use super::vectors::{ResidentVectors, VECTOR_SLOTS, load_vectors};
 use crate::memory::arena::{Arena, ArenaRegion, SlotBuf};
 use crate::memory::policy::{self, CacheShape};
 use crate::model::config::ModelConfig;
-use crate::model::tensors::{Extent, ModelTensors};
+use crate::model::tensors::{Extent, FileId, ModelTensors, WeightFile};
 use crate::plan::{Plan, read_slot_bytes};
 use crate::schedule::Partition;
 use crate::units::ExpertId;
@@ -62,7 +63,7 @@ impl Store {
         options: &StoreOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, StoreError> {
-        let blocks = checkpoint_blocks(tensors, Partition::new(config, plan.trunk.block_bytes));
+        let (blocks, files) = stored_blocks(config, tensors, plan)?;
         let pinned: Vec<bool> = blocks.iter().map(|b| plan.trunk.is_pinned(b.shape.id.layer)).collect();
         let mut regions = Vec::new();
         let trunk_memory =
@@ -74,7 +75,7 @@ impl Store {
         let expert_memory = expert_memory(tensors, plan, &mut regions)?;
 
         let disks = Disks::open(
-            &tensors.files,
+            &files,
             &DiskOptions {
                 plan: &plan.reader,
                 requests_max: requests_max(plan, &expert_memory),
@@ -110,6 +111,24 @@ impl Store {
         )?;
         Ok(Self { trunk, experts, vectors, counters, disks })
     }
+}
+
+/// The blocks of a pass and the files to open: the checkpoint's, and the pack's where there is one.
+fn stored_blocks(
+    config: &ModelConfig,
+    tensors: &ModelTensors,
+    plan: &Plan,
+) -> Result<(Vec<StoredBlock>, Vec<WeightFile>), StoreError> {
+    let block_bytes = plan.trunk.block_bytes;
+    let blocks = checkpoint_blocks(tensors, Partition::new(config, block_bytes));
+    let mut files = tensors.files.clone();
+    let Some(path) = &plan.trunk.pack else { return Ok((blocks, files)) };
+    let file = FileId(u16::try_from(files.len()).unwrap_or(u16::MAX));
+    let identity = PackIdentity { fingerprint: tensors.fingerprint, block_bytes };
+    let (pack, blocks) =
+        open_pack(path, identity, &blocks, file).map_err(|e| StoreError::Pack(Box::new(e)))?;
+    files.push(pack);
+    Ok((blocks, files))
 }
 
 fn arena(

@@ -33,10 +33,11 @@ fn work(shared: &Shared, reader: &dyn BlockReader) {
         };
         drop(pending);
         let result = read(shared, reader, &mut chunk);
-        pending = shared.pending();
-        if let Some(finished) = pending.finish(chunk, result) {
-            finished.deliver();
+        let finished = shared.pending().finish(chunk, result);
+        if let Some(finished) = finished {
+            finished.deliver(&shared.files);
         }
+        pending = shared.pending();
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::error::StoreError;
 use super::files::FileTable;
+use super::pack::BlockChecksum;
 use super::request::{Class, Completion, Piece, Pieces, Request};
 use crate::memory::arena::SlotBuf;
 use crate::model::tensors::FileId;
@@ -72,6 +73,7 @@ struct Job {
     class: Class,
     tag: u64,
     pieces: Pieces,
+    checksum: Option<BlockChecksum>,
     /// Piece that the next chunk belongs to, and how many of its sector bytes were cut off already.
     piece: usize,
     cut: usize,
@@ -161,6 +163,7 @@ impl Pending {
             class: request.class,
             tag: request.tag,
             pieces: request.pieces,
+            checksum: request.checksum,
             piece: 0,
             cut: 0,
             start: request.slot.start(),
@@ -221,7 +224,9 @@ impl Pending {
         })?;
         self.free.push(place);
         let completion = Completion { tag: job.tag, slot, result: job.error.map_or(Ok(()), Err) };
-        Some(Finished { mailbox: job.mailbox, completion })
+        let check = job.checksum.filter(|_| completion.result.is_ok());
+        let check = check.zip(job.pieces.as_slice().first().copied());
+        Some(Finished { mailbox: job.mailbox, completion, check })
     }
 
     /// Withdraws every request of a client; chunks under way are let finish.
@@ -247,10 +252,17 @@ impl Pending {
 pub(crate) struct Finished {
     mailbox: Arc<Mailbox>,
     completion: Completion,
+    check: Option<(BlockChecksum, Piece)>,
 }
 
 impl Finished {
-    pub(crate) fn deliver(self) {
+    /// Hands the completion to its client, after comparing checksums. Not to be called under the lock.
+    pub(crate) fn deliver(mut self, files: &FileTable) {
+        if let Some((checksum, piece)) = self.check {
+            let bytes = &self.completion.slot[piece.data()];
+            let file = files.get(piece.extent.file);
+            self.completion.result = file.and_then(|f| checksum.check(f.path(), piece.extent.offset, bytes));
+        }
         self.mailbox.push(self.completion);
     }
 }
@@ -302,7 +314,8 @@ impl Shared {
     }
 
     pub(crate) fn cancel(&self, mailbox: &Arc<Mailbox>) {
-        self.pending().cancel(mailbox, Finished::deliver);
+        // What is withdrawn has failed: there is nothing to compare under the lock.
+        self.pending().cancel(mailbox, |finished| finished.deliver(&self.files));
     }
 
     pub(crate) fn close(&self) {
@@ -319,7 +332,7 @@ mod tests {
 
     fn request(class: Class, offset: u64, bytes: u64, slot: SlotBuf, tag: u64) -> Request {
         let extent = Extent { file: FileId(0), offset, bytes };
-        Request { class, pieces: Pieces::one(extent), slot, tag }
+        Request { class, pieces: Pieces::one(extent), checksum: None, slot, tag }
     }
 
     /// Takes and finishes one chunk: its offset and length, and the tag when a request is over.

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::error::StoreError;
+use super::pack::BlockChecksum;
 use crate::memory::arena::{SLOT_ALIGN, SlotBuf};
 use crate::model::tensors::Extent;
 
@@ -108,6 +109,8 @@ pub struct Request {
     pub class: Class,
     /// What to read.
     pub pieces: Pieces,
+    /// What the first piece must hash to; the reader thread compares.
+    pub checksum: Option<BlockChecksum>,
     /// Where to.
     pub slot: SlotBuf,
     /// Given back with the completion.

@@ -5,7 +5,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use k3_kernel::{Kernels, Matrix};
+use k3_kernel::hn::hn_decode;
+use k3_kernel::weights::tiled_bytes;
+use k3_kernel::{Bf16Tiled, Kernels, Matrix};
 
 use super::{Store, StoreError, StoreOptions};
 use crate::model::config::{Attention, FeedForward, KdaConfig, LayerKind, MlaConfig, ModelConfig, MoeConfig};
@@ -30,16 +32,21 @@ struct Writer {
     id: u16,
     bytes: Vec<u8>,
     state: u64,
+    /// Bits that may be set.
+    mask: u8,
 }
 
 impl Writer {
-    /// Random bytes that are finite numbers in any format.
+    /// Random finite numbers in any format, with few exponents but for one in a hundred, as in trained
+    /// weights.
     fn push(&mut self, bytes: usize) -> Extent {
         let offset = self.bytes.len() as u64;
-        for _ in 0..bytes {
+        for i in 0..bytes {
             self.state =
                 self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            self.bytes.push((self.state >> 33) as u8 & 0x3f);
+            let random = (self.state >> 33) as u8 & 0x3f;
+            let frequent = i % 2 == 1 && (self.state >> 45) % 100 != 0;
+            self.bytes.push(if frequent { 0x38 | random & 7 } else { random } & self.mask);
         }
         Extent { file: FileId(self.id), offset, bytes: bytes as u64 }
     }
@@ -101,9 +108,18 @@ fn layer(w: &mut Writer, index: u16, contiguous: bool) -> LayerTensors {
 
 impl Fixture {
     pub(super) fn new(contiguous_experts: bool) -> Self {
+        Self::with_bytes(contiguous_experts, 0x3f)
+    }
+
+    /// All weights zero.
+    pub(super) fn zeroed() -> Self {
+        Self::with_bytes(true, 0)
+    }
+
+    fn with_bytes(contiguous_experts: bool, mask: u8) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut writers: Vec<Writer> =
-            (0..3).map(|id| Writer { id, bytes: Vec::new(), state: 7 + u64::from(id) }).collect();
+            (0..3).map(|id| Writer { id, bytes: Vec::new(), state: 7 + u64::from(id), mask }).collect();
         let layers =
             (0..LAYERS).map(|l| layer(&mut writers[usize::from(l % 2)], l, contiguous_experts)).collect();
         let w = &mut writers[2];
@@ -233,7 +249,11 @@ fn assert_same(matrix: &Matrix<'_>, bytes: &[u8]) {
                 }
             }
         }
-        Matrix::Hn(_) => panic!("no pack here"),
+        Matrix::Hn(w) => {
+            let mut tiled = vec![0; tiled_bytes(w.rows(), WIDTH).unwrap()];
+            hn_decode(w, &mut tiled);
+            assert_same(&Matrix::Bf16Tiled(Bf16Tiled::new(&tiled, w.rows(), WIDTH).unwrap()), bytes);
+        }
     }
 }
 

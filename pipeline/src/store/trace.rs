@@ -129,6 +129,7 @@ impl TraceWriter {
     pub fn record(&mut self, layer: LayerIndex, wanted: &[ExpertRequest]) -> Result<(), StoreError> {
         if self.last_layer.is_some_and(|last| layer <= last) {
             self.position += 1;
+            self.flush()?;
         }
         self.last_layer = Some(layer);
         self.write(layer, wanted).map_err(|source| StoreError::Trace { path: self.path.clone(), source })

@@ -172,8 +172,9 @@ impl TrunkSource {
                 self.free.push(slot);
                 break;
             }
-            let pieces = Pieces::one(self.blocks[self.streamed[self.ahead.next]].extent);
-            let request = Request { class: Class::Trunk, pieces, slot, tag: self.ahead.issued };
+            let block = &self.blocks[self.streamed[self.ahead.next]];
+            let (pieces, checksum) = (Pieces::one(block.extent), block.checksum);
+            let request = Request { class: Class::Trunk, pieces, checksum, slot, tag: self.ahead.issued };
             if let Err((slot, error)) = self.client.submit(request) {
                 self.free.push(slot);
                 return Err(error);
@@ -316,7 +317,7 @@ fn load_pinned(
     }
     let total = wanted.iter().map(|&b| blocks[b].extent.bytes).sum();
     let mut loaded = 0;
-    let extents = (wanted.len(), |i: usize| blocks[wanted[i]].extent);
+    let extents = (wanted.len(), |i: usize| (blocks[wanted[i]].extent, blocks[wanted[i]].checksum));
     read_each(client, Class::Trunk, ring, extents, |i, data| {
         let block = &blocks[wanted[i]];
         if let Some(r) = &mut resident[wanted[i]] {

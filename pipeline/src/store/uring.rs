@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::error::StoreError;
 use super::files::SourceFile;
-use super::queue::{Chunk, Finished, Pending, Shared};
+use super::queue::{Chunk, Pending, Shared};
 use super::reader::{Progress, Step, read_failed, short_read};
 use crate::memory::arena::ArenaRegion;
 
@@ -152,7 +152,9 @@ impl Ring {
                     self.push_read(place, file);
                 }
                 Err(error) => {
-                    let _ = pending.finish(chunk, Err(error)).map(Finished::deliver);
+                    if let Some(finished) = pending.finish(chunk, Err(error)) {
+                        finished.deliver(&shared.files);
+                    }
                 }
             }
         }
@@ -245,7 +247,7 @@ impl Ring {
         if let Some(read) = self.reads[place].take() {
             let finished = shared.pending().finish(read.chunk, result);
             if let Some(finished) = finished {
-                finished.deliver();
+                finished.deliver(&shared.files);
             }
         }
     }

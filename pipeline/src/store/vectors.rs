@@ -62,7 +62,7 @@ pub fn load_vectors(
     let slot_bytes = all.iter().map(|v| span(&v.extent)).max().unwrap_or(0);
     let mut slots = Arena::new("small vectors", VECTOR_SLOTS, slot_bytes)?.into_slots();
     let mut client = Client::new(disks, VECTOR_SLOTS);
-    let extents = (all.len(), |i: usize| all[i].extent);
+    let extents = (all.len(), |i: usize| (all[i].extent, None));
     read_each(&mut client, Class::Demand, &mut slots, extents, |i, bytes| {
         let out = &mut values[ranges[i].clone()];
         to_f32(all[i].dtype, bytes, out);
