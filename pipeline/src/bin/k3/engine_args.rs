@@ -2,6 +2,8 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use k3_pipeline::engine::{Engine, EngineError};
 use k3_pipeline::forward::RunError;
@@ -10,6 +12,9 @@ use k3_pipeline::model::config::ModelConfig;
 use k3_pipeline::model::tensors::ModelTensors;
 use k3_pipeline::plan::{ModelShape, Plan, plan};
 use k3_pipeline::store::StoreOptions;
+use k3_pipeline::store::reader::{BlockReader, PreadReader};
+use k3_pipeline::store::throttled::ThrottledReader;
+use k3_pipeline::units::Rate;
 
 use crate::failure::Failure;
 use crate::output;
@@ -23,6 +28,12 @@ pub(crate) struct EngineArgs {
     /// Model directory: config.json, weight files, tokenizer. Without it, the preset's own.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+    /// Read no faster than this, as from another disk; reads then run on threads.
+    #[arg(long, value_name = "RATE", help_heading = "Reading")]
+    throttle: Option<Rate>,
+    /// Record which experts every layer asks for, for `cargo xtask cache-sim`.
+    #[arg(long, value_name = "FILE", help_heading = "Reading")]
+    trace: Option<PathBuf>,
 }
 
 /// A model and its plan: everything that can be refused has been, nothing is allocated.
@@ -35,6 +46,8 @@ pub(crate) struct Planned {
     pub(crate) tensors: ModelTensors,
     /// The plan.
     pub(crate) plan: Plan,
+    /// What of the reading is not in the plan.
+    store: StoreOptions,
 }
 
 impl EngineArgs {
@@ -49,7 +62,15 @@ impl EngineArgs {
         let machine = Machine::detect().map_err(Failure::run)?;
         let shape = ModelShape::from_tensors(&config, &tensors);
         let plan = plan(&preset, &config, &shape, &machine).map_err(Failure::refused)?;
-        Ok(Planned { dir, config, tensors, plan })
+        Ok(Planned { dir, config, tensors, plan, store: self.store() })
+    }
+
+    fn store(&self) -> StoreOptions {
+        let reader = self.throttle.map(|Rate(bytes)| -> Arc<dyn BlockReader> {
+            let rate = bytes.0 as f64;
+            Arc::new(ThrottledReader::new(Arc::new(PreadReader), rate, Duration::ZERO))
+        });
+        StoreOptions { reader, trace: self.trace.clone() }
     }
 }
 
@@ -64,8 +85,7 @@ impl Planned {
                 let _ = write!(io::stderr(), "\rloading {done} of {total}\x1b[K");
             }
         };
-        let options = StoreOptions::default();
-        let engine = Engine::open((self.config, self.tensors), self.plan, &options, &mut progress);
+        let engine = Engine::open((self.config, self.tensors), self.plan, &self.store, &mut progress);
         if watched {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }

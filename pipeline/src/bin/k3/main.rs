@@ -8,6 +8,7 @@ mod interrupt;
 mod logits_file;
 mod model_summary;
 mod output;
+mod pack;
 mod plan;
 mod preset;
 mod preset_args;
@@ -39,6 +40,8 @@ enum Command {
     Generate(Box<generate::Args>),
     /// Show what a model directory holds and what is missing.
     Inspect(inspect::Args),
+    /// Write the trunk as one file, coded and in order of execution.
+    Pack(Box<pack::Args>),
     /// Show what a preset takes of memory and disk, before anything is allocated.
     Plan(Box<plan::Args>),
     /// List, explain, check and write presets.
@@ -61,6 +64,7 @@ fn run(command: &Command) -> Outcome {
     match command {
         Command::Generate(args) => generate::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Pack(args) => pack::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Preset(args) => preset::run(args),
         Command::Tokenize(args) => tokenize::tokenize(args),
