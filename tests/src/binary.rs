@@ -19,6 +19,9 @@ pub struct Ended {
     pub took: Duration,
 }
 
+/// How long a run may take before it counts as hanging.
+pub const HANG_MIN: Duration = Duration::from_secs(240);
+
 /// The longest a refusal may take.
 pub const REFUSAL_MAX: Duration = Duration::from_secs(5);
 
@@ -43,7 +46,7 @@ pub fn k3() -> &'static PathBuf {
     })
 }
 
-/// Runs `k3` with `args` and kills it after 30 seconds.
+/// Runs `k3` with `args` and kills it when it hangs.
 ///
 /// # Panics
 /// When it cannot be started or does not end.
@@ -70,7 +73,7 @@ pub fn run(args: &[&str]) -> Ended {
         if let Some(status) = child.try_wait().expect("k3 can be waited for") {
             break status;
         }
-        if started.elapsed() > Duration::from_secs(30) {
+        if started.elapsed() > HANG_MIN {
             let _ = child.kill();
             panic!("k3 {args:?} hangs");
         }
