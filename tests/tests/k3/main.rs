@@ -5,5 +5,6 @@
 mod engine;
 mod forward;
 mod full_scale;
+mod options;
 mod refused_checkpoints;
 mod refused_configs;
