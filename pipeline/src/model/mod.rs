@@ -12,6 +12,7 @@ mod files;
 mod json;
 pub mod layout;
 pub mod open;
+mod quantization;
 pub mod shard;
 pub mod shard_index;
 pub mod synth;
