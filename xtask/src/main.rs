@@ -7,6 +7,7 @@
 mod cache_sim;
 mod check;
 mod tidy;
+mod traps;
 mod verify;
 
 use std::path::PathBuf;
@@ -29,6 +30,8 @@ enum Task {
     Check,
     /// Checks what no compiler checks: file lengths, where `unsafe` may stand, which way imports point.
     Tidy,
+    /// Makes each known mistake on purpose and sees the tests fail.
+    Traps(traps::Args),
     /// Compares the engine with the released model's own numbers, and with itself bit for bit.
     Verify(verify::Args),
 }
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Task::CacheSim(options) => cache_sim::run(&options),
         Task::Check => check::run(),
         Task::Tidy => tidy::run(),
+        Task::Traps(args) => traps::run(&args),
         Task::Verify(args) => verify::run(&args),
     };
     match result {

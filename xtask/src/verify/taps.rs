@@ -23,7 +23,7 @@ const PROMPT: &str = "p40";
 #[derive(Default)]
 struct Recorder {
     last: HashMap<(TapPoint, Option<LayerIndex>), Vec<f32>>,
-    router: Vec<(LayerIndex, Vec<(u16, f32)>, usize)>,
+    router: Vec<(LayerIndex, Vec<(u16, f32)>)>,
 }
 
 impl Tap for Recorder {
@@ -34,7 +34,8 @@ impl Tap for Recorder {
 
     fn router(&mut self, layer: LayerIndex, ids: &[u16], weights: &[f32], k: usize) {
         let choices = ids.iter().copied().zip(weights.iter().copied()).collect();
-        self.router.push((layer, choices, k));
+        debug_assert_eq!(ids.len() % k, 0);
+        self.router.push((layer, choices));
     }
 }
 
@@ -107,11 +108,11 @@ fn router(golden: &Golden, recorder: &Recorder, k: usize, report: &mut Report) -
     let weights = golden.f32(&format!("{PROMPT}.router.weights"))?;
     let (mut row, mut difference) = (0, None);
     let (mut worst, mut place) = (0.0f64, String::from("nowhere"));
-    let seen: Vec<i32> = recorder.router.iter().map(|(layer, ..)| i32::from(layer.0)).collect();
+    let seen: Vec<i32> = recorder.router.iter().map(|(layer, _)| i32::from(layer.0)).collect();
     if seen != layers {
         difference = Some(format!("layers with experts are {seen:?} instead of {layers:?}"));
     }
-    for (layer, choices, _) in &recorder.router {
+    for (layer, choices) in &recorder.router {
         for (position, choices) in choices.chunks(k).enumerate() {
             let mut rising = choices.to_vec();
             rising.sort_by_key(|(id, _)| *id);
