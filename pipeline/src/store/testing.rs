@@ -45,7 +45,7 @@ impl Writer {
             self.state =
                 self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let random = (self.state >> 33) as u8 & 0x3f;
-            let frequent = i % 2 == 1 && (self.state >> 45) % 100 != 0;
+            let frequent = i % 2 == 1 && !(self.state >> 45).is_multiple_of(100);
             self.bytes.push(if frequent { 0x38 | random & 7 } else { random } & self.mask);
         }
         Extent { file: FileId(self.id), offset, bytes: bytes as u64 }
