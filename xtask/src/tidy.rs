@@ -12,7 +12,8 @@ use crate::{Failure, root};
 const FILE_LINES_MAX: usize = 500;
 
 /// Longer files, each with its reason.
-const LONG_FILES: &[(&str, &str)] = &[];
+const LONG_FILES: &[(&str, &str)] =
+    &[("kernel/src/bf16.rs", "one body for every form of a bf16 or f32 matrix: its sources stand beside it")];
 
 /// The only places where `unsafe` may stand (path prefixes).
 const UNSAFE_PLACES: &[&str] = &[
@@ -62,7 +63,8 @@ fn check_file(name: &str, text: &str, findings: &mut Vec<String>) {
     if lines > FILE_LINES_MAX && !LONG_FILES.iter().any(|(file, _)| *file == name) {
         findings.push(format!("{name}: {lines} lines, at most {FILE_LINES_MAX} without a stated reason"));
     }
-    if !text.trim_start().starts_with("//!") {
+    let is_test = name.contains("/tests/") || name.ends_with("tests.rs");
+    if !is_test && !text.trim_start().starts_with("//!") {
         findings.push(format!("{name}: starts without a `//!` line that says what it is"));
     }
     for (number, line) in text.lines().enumerate() {
