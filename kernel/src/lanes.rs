@@ -31,9 +31,6 @@ pub trait Lanes: Copy {
     fn load(self, x: &[f32]) -> Self::F;
     /// Writes the lanes to the first [`LANES`] places of `y`; panics when there are fewer.
     fn store(self, v: Self::F, y: &mut [f32]);
-    /// [`LANES`] little-endian bf16 values from the first `2 * LANES` bytes, widened exactly; panics when
-    /// there are fewer.
-    fn load_bf16(self, bytes: &[u8]) -> Self::F;
 
     /// `a + b`.
     fn add(self, a: Self::F, b: Self::F) -> Self::F;

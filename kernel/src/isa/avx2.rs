@@ -45,16 +45,6 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn load_bf16(self, bytes: &[u8]) -> Self::F {
-        let bytes = &bytes[..2 * LANES];
-        // SAFETY: `self` proves AVX2; `bytes` holds the 16 readable bytes; the load may be unaligned.
-        unsafe {
-            let raw = _mm_loadu_si128(bytes.as_ptr().cast());
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(raw)))
-        }
-    }
-
-    #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
         // SAFETY: `self` proves AVX2 and FMA.
         unsafe { _mm256_add_ps(a, b) }

@@ -57,18 +57,6 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn load_bf16(self, bytes: &[u8]) -> Self::F {
-        let bytes = &bytes[..2 * LANES];
-        // SAFETY: `self` proves NEON; `bytes` holds the 16 readable bytes, of any alignment.
-        unsafe {
-            let raw = vreinterpretq_u16_u8(vld1q_u8(bytes.as_ptr()));
-            let low = vshll_n_u16::<16>(vget_low_u16(raw));
-            let high = vshll_n_u16::<16>(vget_high_u16(raw));
-            (vreinterpretq_f32_u32(low), vreinterpretq_f32_u32(high))
-        }
-    }
-
-    #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
         halves!(vaddq_f32(a, b))
     }

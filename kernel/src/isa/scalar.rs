@@ -90,12 +90,6 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    fn load_bf16(self, bytes: &[u8]) -> Self::F {
-        let bytes = &bytes[..2 * LANES];
-        each_lane!(|i| f32::from_bits(u32::from(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])) << 16))
-    }
-
-    #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
         each_lane!(|i| a[i] + b[i])
     }
