@@ -11,8 +11,9 @@ impl TileLanes for Scalar {
 
     #[inline(always)]
     fn bf16_column(self, column: &[u8; COLUMN_BYTES]) -> [Self::F; 2] {
-        let (low, high) = column.split_at(LANES * 2);
-        [self.load_bf16(low), self.load_bf16(high)]
+        let (weights, _) = column.as_chunks::<2>();
+        let widened = |r: usize| f32::from_bits(u32::from(u16::from_le_bytes(weights[r])) << 16);
+        [core::array::from_fn(widened), core::array::from_fn(|r| widened(LANES + r))]
     }
 
     #[inline(always)]
