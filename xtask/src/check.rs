@@ -1,11 +1,10 @@
 //! The whole gate, step by step, with the time each step took.
 
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 
-use crate::{Failure, root, tidy};
+use crate::{Failure, cargo, no_std, tidy};
 
 /// One step of the gate that is a command.
 struct Step {
@@ -42,6 +41,7 @@ const STEPS: &[Step] = &[
 pub fn run() -> Result<(), Failure> {
     let started = Instant::now();
     timed("tidy", tidy::run)?;
+    timed("kernel without std", no_std::run)?;
     for step in STEPS {
         timed(step.name, || run_step(step))?;
     }
@@ -58,11 +58,9 @@ fn timed(name: &str, step: impl FnOnce() -> Result<(), Failure>) -> Result<(), F
 }
 
 fn run_step(step: &Step) -> Result<(), Failure> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
+    let status = cargo()
         .args(step.args)
         .envs(step.env.iter().copied())
-        .current_dir(root())
         .status()
         .with_context(|| format!("cannot start `cargo {}`", step.args.join(" ")))?;
     if !status.success() {

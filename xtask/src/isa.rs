@@ -96,12 +96,12 @@ fn leg_digests(leg: &Leg, machine: &Machine, options: &Options) -> Result<Result
         tests.args(["--quiet"]).args(crate_args).args(["--lib", "--tests"]).stdout(Stdio::null());
         let status = tests.status().context("cannot start cargo")?;
         if !status.success() {
-            return Err(Failure::Differs(format!("the kernels' tests fail on {}", leg.isa)));
+            return Err(Failure::Verification(anyhow!("the kernels' tests fail on {}", leg.isa)));
         }
     }
     eprintln!("isa: digests on {} ...", leg.isa);
     let mut digest = command(machine, "run");
-    digest.args(["--quiet"]).args(crate_args).args(["--example", "digest", "--", leg.isa]);
+    digest.args(["--quiet"]).args(crate_args).args(["--bin", "digest", "--", leg.isa]);
     let output = digest.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     match output.status.code() {
         Some(0) => {}
@@ -136,7 +136,7 @@ fn compare(found: &[(&str, Digests)]) -> Result<(), Failure> {
             names.filter(|name| expected.get(*name) != digests.get(*name)).map(String::as_str).collect();
         differing.dedup();
         if !differing.is_empty() {
-            return Err(Failure::Differs(format!("{isa} differs from {first} in {}", differing.join(", "))));
+            return Err(Failure::Verification(anyhow!("{isa} differs from {first} in {}", differing.join(", "))));
         }
     }
     Ok(())

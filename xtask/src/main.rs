@@ -6,11 +6,15 @@
 
 mod cache_sim;
 mod check;
+mod isa;
+mod no_std;
 mod tidy;
 mod traps;
+mod ulp;
 mod verify;
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -28,10 +32,14 @@ enum Task {
     CacheSim(cache_sim::Options),
     /// The whole gate: format, lints, tidy, tests, golden snapshots, docs.
     Check,
+    /// The kernels on every instruction set that can be run here: tests, and digests that must be equal.
+    Isa(isa::Options),
     /// Checks what no compiler checks: file lengths, where `unsafe` may stand, which way imports point.
     Tidy,
     /// Makes each known mistake on purpose and sees the tests fail.
     Traps(traps::Args),
+    /// Accuracy of the elementary functions over every f32: takes minutes.
+    Ulp,
     /// Compares the engine with the released model's own numbers, and with itself bit for bit.
     Verify(verify::Args),
 }
@@ -55,12 +63,21 @@ fn root() -> PathBuf {
     k3_golden::repository_root()
 }
 
+/// The cargo that runs this task, at the root of the repository.
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::CacheSim(options) => cache_sim::run(&options),
         Task::Check => check::run(),
+        Task::Isa(options) => isa::run(&options),
         Task::Tidy => tidy::run(),
         Task::Traps(args) => traps::run(&args),
+        Task::Ulp => ulp::run(),
         Task::Verify(args) => verify::run(&args),
     };
     match result {
