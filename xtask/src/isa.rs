@@ -145,7 +145,8 @@ fn compare(found: &[(&str, Digests)]) -> Result<(), Failure> {
 /// How 64-bit ARM can be run here, or what is missing.
 fn emulated_arm() -> Result<Machine, String> {
     for program in [ARM_LINKER, ARM_RUNNER] {
-        let probe = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let probe =
+            Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         if !probe.is_ok_and(|status| status.success()) {
             return Err(format!("`{program}` cannot be run"));
         }
@@ -159,7 +160,7 @@ fn emulated_arm() -> Result<Machine, String> {
         if !has_std(DEBIAN_RUSTC) {
             return Err(format!("no compiler has a standard library for {ARM}"));
         }
-        // Another compiler than the pinned one: its own directory, so that neither rebuilds the other's work.
+        // Not the pinned compiler: its own directory, so that neither rebuilds the other's work.
         args.extend(["--ignore-rust-version", "--target-dir", "target/isa"]);
         env.push(("RUSTC", DEBIAN_RUSTC.into()));
     }

@@ -1,5 +1,5 @@
-//! Proof that the kernel crate needs neither the standard library nor libc: it is linked into a program that has
-//! none.
+//! Proof that the kernel crate needs neither the standard library nor libc: it is linked into a program
+//! that has none.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,8 +9,8 @@ use anyhow::{Context, anyhow};
 use crate::{Failure, cargo, root};
 
 /// A program without libraries that calls into the kernels. It brings the four memory functions that the
-/// compiler may call anywhere, and nothing else, so any other dependence ends as an undefined symbol; a standard library
-/// behind the kernels would define the panic handler twice.
+/// compiler may call anywhere, and nothing else, so any other dependence ends as an undefined symbol; a
+/// standard library behind the kernels would define the panic handler twice.
 const PROGRAM: &str = r#"
 #![no_std]
 #![no_main]
@@ -129,7 +129,16 @@ fn link_program(dir: &Path, source: &Path) -> Result<bool, Failure> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let status = Command::new(rustc)
         .current_dir(root())
-        .args(["--edition", "2024", "-C", "panic=abort", "-C", "opt-level=1", "-C", "relocation-model=static"])
+        .args([
+            "--edition",
+            "2024",
+            "-C",
+            "panic=abort",
+            "-C",
+            "opt-level=1",
+            "-C",
+            "relocation-model=static",
+        ])
         .args(["-C", "link-args=-nostartfiles -nostdlib -static"])
         .arg("--extern")
         .arg(format!("k3_kernel={}", dir.join("debug/libk3_kernel.rlib").display()))
