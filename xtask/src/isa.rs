@@ -136,7 +136,10 @@ fn compare(found: &[(&str, Digests)]) -> Result<(), Failure> {
             names.filter(|name| expected.get(*name) != digests.get(*name)).map(String::as_str).collect();
         differing.dedup();
         if !differing.is_empty() {
-            return Err(Failure::Verification(anyhow!("{isa} differs from {first} in {}", differing.join(", "))));
+            return Err(Failure::Verification(anyhow!(
+                "{isa} differs from {first} in {}",
+                differing.join(", ")
+            )));
         }
     }
     Ok(())
