@@ -1,5 +1,8 @@
 //! `k3 plan` and `k3 preset` through the real binary: output, refusals, exit codes, files.
 
+// Helpers of tests are tests.
+#![allow(clippy::unwrap_used)]
+
 use std::path::Path;
 use std::process::{Command, Output};
 

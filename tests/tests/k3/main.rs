@@ -1,6 +1,6 @@
 //! Integration tests, one binary.
 // Helpers of tests are tests.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod engine;
 mod forward;
