@@ -1,0 +1,502 @@
+//! A session in a file: everything needed to go on as if it had never stopped.
+//!
+//! ```text
+//!   0  magic "K3SESSN\n"
+//!   8  format version, u32          12  zero, u32
+//!  16  model fingerprint, u128
+//!  32  engine version that wrote it, length byte and UTF-8, 32 bytes
+//!  64  name of the model, length byte and UTF-8, 64 bytes
+//! 128  tokens, u64                 136  floats of state, u64      144  bytes of notes, u64
+//! 152  tokens that are prompt, u64 160  sampler: seed, u64        168  sampler: words taken, u64
+//! 176  xxh3-64 of bytes 0..176
+//! 184  token ids, u32 each; state, f32 each, in the order of `SequenceState::slices` (per layer the
+//!      KDA state and the convolution history, or the latent cache); notes
+//!   -  xxh3-128 of bytes 184 to here
+//! ```
+//!
+//! All numbers are little endian. A file is written beside its place and renamed into it, so it is
+//! there whole or not at all. Nothing of a file is trusted before its checksum has been compared.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::model::tensors::Fingerprint;
+use crate::sample::RandomState;
+use crate::session::Session;
+use crate::units::TokenId;
+
+const MAGIC: &[u8; 8] = b"K3SESSN\n";
+const FORMAT: u32 = 1;
+const HEADER_BYTES: usize = 184;
+const CHECKED_BYTES: usize = 176;
+const CHECKSUM_BYTES: u64 = 16;
+/// Largest notes.
+pub const NOTES_BYTES_MAX: u64 = 64 << 20;
+/// Numbers converted at a time.
+const CHUNK: usize = 1 << 14;
+
+/// What a session file holds beside text and state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionMeta {
+    /// The model that the state belongs to.
+    pub fingerprint: Fingerprint,
+    /// Its name, for people; at most 63 bytes are kept.
+    pub model: String,
+    /// How many of the tokens are prompt: the others count as output for the penalties.
+    pub prompt_tokens: usize,
+    /// Where the sampler's random numbers stand.
+    pub random: RandomState,
+    /// Anything the program wants to find again.
+    pub notes: Vec<u8>,
+}
+
+/// Why a session was not saved or not resumed.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionFileError {
+    /// The file cannot be written.
+    #[error("{path}: cannot write the session: {source}", path = path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The file cannot be read.
+    #[error("{path}: cannot read the session: {source}", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A pass that ended in the middle left a state that is no text's.
+    #[error("the session is damaged by a pass that did not end: clear it or resume an older one")]
+    DamagedState,
+    /// Some other file.
+    #[error("{path}: not a session file", path = path.display())]
+    NotASession {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A format of another version.
+    #[error("{path}: session format {found}, but this program reads format {FORMAT}", path = path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+    /// Bytes that are not those that were written.
+    #[error("{path}: the session file is damaged: {what}", path = path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What shows it.
+        what: &'static str,
+    },
+    /// A session of another model.
+    #[error(
+        "{path}: the session is of model {found_name:?} ({found}), not of this one ({expected})",
+        path = path.display()
+    )]
+    ForeignModel {
+        /// The file.
+        path: PathBuf,
+        /// The name of its model.
+        found_name: String,
+        /// Its model.
+        found: Fingerprint,
+        /// This model.
+        expected: Fingerprint,
+    },
+    /// More tokens than fit.
+    #[error("{path}: the session has {tokens} tokens, the context holds {context}", path = path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// Tokens of the session.
+        tokens: u64,
+        /// Tokens that fit.
+        context: usize,
+    },
+}
+
+/// Writes a session; replaces what was at `path`.
+///
+/// # Errors
+/// A damaged session, or a file that cannot be written; what was at `path` is left then.
+pub fn save(path: &Path, session: &Session, meta: &SessionMeta) -> Result<(), SessionFileError> {
+    if session.state().is_damaged() {
+        return Err(SessionFileError::DamagedState);
+    }
+    let state: Vec<&[f32]> = session.state().slices().collect();
+    write(path, session.tokens(), &state, meta)
+        .map_err(|source| SessionFileError::Write { path: path.to_path_buf(), source })
+}
+
+/// Makes `session` the saved one.
+///
+/// # Errors
+/// A file that is damaged, of another model, or too long for the session's context. The session is
+/// left as it was if the header shows it, else it is empty.
+pub fn resume(
+    path: &Path,
+    session: &mut Session,
+    expected: Fingerprint,
+) -> Result<SessionMeta, SessionFileError> {
+    let mut reader = Reader::open(path, expected)?;
+    let context = session.state().context();
+    if reader.header.tokens > context as u64 {
+        let tokens = reader.header.tokens;
+        return Err(SessionFileError::TooLong { path: path.to_path_buf(), tokens, context });
+    }
+    let tokens = reader.tokens()?;
+    let outcome = session.restore(&tokens, |slice| reader.floats(slice)).and_then(|()| reader.finish());
+    if outcome.is_err() {
+        session.clear();
+    }
+    outcome
+}
+
+fn write(path: &Path, tokens: &[TokenId], state: &[&[f32]], meta: &SessionMeta) -> io::Result<()> {
+    if meta.notes.len() as u64 > NOTES_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "notes too large"));
+    }
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let temporary = tempfile::Builder::new().prefix(".k3-session-").tempfile_in(dir)?;
+    let mut out = Hashing { inner: BufWriter::new(temporary), hash: Xxh3::new() };
+    let floats = state.iter().map(|slice| slice.len() as u64).sum();
+    out.inner.write_all(&header_bytes(tokens.len() as u64, floats, meta))?;
+    let mut bytes = Vec::with_capacity(4 * CHUNK);
+    for chunk in tokens.chunks(CHUNK) {
+        out.put(chunk.iter().map(|id| id.0.to_le_bytes()), &mut bytes)?;
+    }
+    for chunk in state.iter().flat_map(|slice| slice.chunks(CHUNK)) {
+        out.put(chunk.iter().map(|x| x.to_le_bytes()), &mut bytes)?;
+    }
+    out.write_all(&meta.notes)?;
+    let checksum = out.hash.digest128();
+    out.inner.write_all(&checksum.to_le_bytes())?;
+    let temporary = out.inner.into_inner().map_err(io::IntoInnerError::into_error)?;
+    temporary.as_file().sync_all()?;
+    temporary.persist(path).map_err(|error| error.error)?;
+    // The rename itself must survive a crash too.
+    File::open(dir)?.sync_all()
+}
+
+struct Hashing<W> {
+    inner: W,
+    hash: Xxh3,
+}
+
+impl<W: Write> Hashing<W> {
+    fn put(&mut self, numbers: impl Iterator<Item = [u8; 4]>, bytes: &mut Vec<u8>) -> io::Result<()> {
+        bytes.clear();
+        numbers.for_each(|number| bytes.extend_from_slice(&number));
+        self.write_all(bytes)
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hash.update(bytes);
+        self.inner.write_all(bytes)
+    }
+}
+
+fn header_bytes(tokens: u64, floats: u64, meta: &SessionMeta) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, MAGIC);
+    put(8, &FORMAT.to_le_bytes());
+    put(16, &meta.fingerprint.0.to_le_bytes());
+    put(32, &short_text::<32>(env!("CARGO_PKG_VERSION")));
+    put(64, &short_text::<64>(&meta.model));
+    let numbers = [
+        tokens,
+        floats,
+        meta.notes.len() as u64,
+        meta.prompt_tokens as u64,
+        meta.random.seed,
+        meta.random.words,
+    ];
+    for (index, number) in numbers.iter().enumerate() {
+        put(128 + 8 * index, &number.to_le_bytes());
+    }
+    let checksum = xxh3_64(&header[..CHECKED_BYTES]);
+    header[CHECKED_BYTES..].copy_from_slice(&checksum.to_le_bytes());
+    header
+}
+
+/// A length byte and as many whole characters as fit.
+fn short_text<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    let end = text.floor_char_boundary(N - 1);
+    bytes[0] = u8::try_from(end).unwrap_or_default();
+    bytes[1..=end].copy_from_slice(&text.as_bytes()[..end]);
+    bytes
+}
+
+struct Header {
+    fingerprint: Fingerprint,
+    model: String,
+    tokens: u64,
+    floats: u64,
+    notes: u64,
+    prompt_tokens: u64,
+    random: RandomState,
+}
+
+struct Reader {
+    path: PathBuf,
+    file: BufReader<File>,
+    header: Header,
+    /// Floats of state still to be read.
+    floats_left: u64,
+    hash: Xxh3,
+    bytes: Vec<u8>,
+}
+
+impl Reader {
+    fn open(path: &Path, expected: Fingerprint) -> Result<Self, SessionFileError> {
+        let path = path.to_path_buf();
+        let failed = |source| SessionFileError::Read { path: path.clone(), source };
+        let file = File::open(&path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        let mut file = BufReader::with_capacity(1 << 16, file);
+        let mut bytes = [0; HEADER_BYTES];
+        if length < HEADER_BYTES as u64 {
+            return Err(SessionFileError::NotASession { path });
+        }
+        file.read_exact(&mut bytes).map_err(failed)?;
+        let header = parse_header(&path, &bytes)?;
+        let (found, found_name) = (header.fingerprint, header.model.clone());
+        if found != expected {
+            return Err(SessionFileError::ForeignModel { path, found_name, found, expected });
+        }
+        let floats_left = header.floats;
+        let payload = header.tokens.checked_add(header.floats).and_then(|n| n.checked_mul(4));
+        let whole = payload
+            .and_then(|n| n.checked_add(header.notes))
+            .and_then(|n| n.checked_add(HEADER_BYTES as u64 + CHECKSUM_BYTES));
+        if whole != Some(length) || header.notes > NOTES_BYTES_MAX {
+            let what = "its length is not what its header says (was it cut off?)";
+            return Err(SessionFileError::Damaged { path, what });
+        }
+        Ok(Self { path, file, header, floats_left, hash: Xxh3::new(), bytes: Vec::new() })
+    }
+
+    fn damaged(&self, what: &'static str) -> SessionFileError {
+        SessionFileError::Damaged { path: self.path.clone(), what }
+    }
+
+    /// Fills `self.bytes` with the next `count` bytes.
+    fn take(&mut self, count: usize) -> Result<(), SessionFileError> {
+        self.bytes.resize(count, 0);
+        self.file
+            .read_exact(&mut self.bytes)
+            .map_err(|source| SessionFileError::Read { path: self.path.clone(), source })?;
+        self.hash.update(&self.bytes);
+        Ok(())
+    }
+
+    fn tokens(&mut self) -> Result<Vec<TokenId>, SessionFileError> {
+        let mut left = usize::try_from(self.header.tokens).unwrap_or(usize::MAX);
+        let mut tokens = Vec::with_capacity(left);
+        while left > 0 {
+            let count = left.min(CHUNK);
+            self.take(4 * count)?;
+            let (numbers, _) = self.bytes.as_chunks::<4>();
+            tokens.extend(numbers.iter().map(|number| TokenId(u32::from_le_bytes(*number))));
+            left -= count;
+        }
+        Ok(tokens)
+    }
+
+    fn floats(&mut self, slice: &mut [f32]) -> Result<(), SessionFileError> {
+        self.floats_left = self
+            .floats_left
+            .checked_sub(slice.len() as u64)
+            .ok_or_else(|| self.damaged("it has less state than this model needs"))?;
+        for chunk in slice.chunks_mut(CHUNK) {
+            self.take(4 * chunk.len())?;
+            let (numbers, _) = self.bytes.as_chunks::<4>();
+            for (x, number) in chunk.iter_mut().zip(numbers) {
+                *x = f32::from_le_bytes(*number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is left and compares the checksum.
+    fn finish(&mut self) -> Result<SessionMeta, SessionFileError> {
+        if self.floats_left > 0 {
+            return Err(self.damaged("it has more state than this model needs"));
+        }
+        self.take(usize::try_from(self.header.notes).unwrap_or(usize::MAX))?;
+        let notes = std::mem::take(&mut self.bytes);
+        let computed = self.hash.digest128();
+        self.take(CHECKSUM_BYTES as usize)?;
+        if self.bytes != computed.to_le_bytes() {
+            return Err(self.damaged("its checksum does not match its bytes"));
+        }
+        let prompt_tokens = self.header.prompt_tokens.min(self.header.tokens);
+        Ok(SessionMeta {
+            fingerprint: self.header.fingerprint,
+            model: self.header.model.clone(),
+            prompt_tokens: usize::try_from(prompt_tokens).unwrap_or(usize::MAX),
+            random: self.header.random,
+            notes,
+        })
+    }
+}
+
+fn parse_header(path: &Path, bytes: &[u8; HEADER_BYTES]) -> Result<Header, SessionFileError> {
+    let path = || path.to_path_buf();
+    let number = |at: usize| {
+        let mut eight = [0; 8];
+        eight.copy_from_slice(&bytes[at..at + 8]);
+        u64::from_le_bytes(eight)
+    };
+    if !bytes.starts_with(MAGIC) {
+        return Err(SessionFileError::NotASession { path: path() });
+    }
+    let format = number(8) as u32;
+    if format != FORMAT {
+        return Err(SessionFileError::Format { path: path(), found: format });
+    }
+    if number(CHECKED_BYTES) != xxh3_64(&bytes[..CHECKED_BYTES]) {
+        return Err(SessionFileError::Damaged { path: path(), what: "the checksum of its header" });
+    }
+    let fingerprint = Fingerprint(u128::from(number(16)) | u128::from(number(24)) << 64);
+    let name = &bytes[64..128];
+    let model = String::from_utf8_lossy(&name[1..=usize::from(name[0]).min(63)]).into_owned();
+    Ok(Header {
+        fingerprint,
+        model,
+        tokens: number(128),
+        floats: number(136),
+        notes: number(144),
+        prompt_tokens: number(152),
+        random: RandomState { seed: number(160), words: number(168) },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: Fingerprint = Fingerprint(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+
+    fn meta() -> SessionMeta {
+        SessionMeta {
+            fingerprint: MODEL,
+            model: "demo".into(),
+            prompt_tokens: 2,
+            random: RandomState { seed: 7, words: 12 },
+            notes: b"{}".to_vec(),
+        }
+    }
+
+    fn text() -> Vec<TokenId> {
+        vec![TokenId(1), TokenId(70_000), TokenId(3)]
+    }
+
+    fn state() -> Vec<Vec<f32>> {
+        vec![vec![1.5, f32::from_bits(1), -0.0], Vec::new(), vec![f32::MAX; 2]]
+    }
+
+    fn write_small(path: &Path) {
+        let state = state();
+        let slices: Vec<&[f32]> = state.iter().map(Vec::as_slice).collect();
+        write(path, &text(), &slices, &meta()).unwrap();
+    }
+
+    type Content = (Vec<TokenId>, Vec<Vec<f32>>, SessionMeta);
+
+    fn read(path: &Path, model: Fingerprint) -> Result<Content, SessionFileError> {
+        let mut reader = Reader::open(path, model)?;
+        let tokens = reader.tokens()?;
+        let mut state: Vec<Vec<f32>> = state().iter().map(|slice| vec![0.0; slice.len()]).collect();
+        state.iter_mut().try_for_each(|slice| reader.floats(slice))?;
+        Ok((tokens, state, reader.finish()?))
+    }
+
+    fn bits(state: &[Vec<f32>]) -> Vec<Vec<u32>> {
+        state.iter().map(|slice| slice.iter().map(|x| x.to_bits()).collect()).collect()
+    }
+
+    #[test]
+    fn what_was_saved_is_resumed_to_the_bit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        std::fs::write(&path, "older").unwrap();
+        write_small(&path);
+        let (tokens, found, found_meta) = read(&path, MODEL).unwrap();
+        assert_eq!((tokens, bits(&found), found_meta), (text(), bits(&state()), meta()));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn every_flipped_byte_and_every_length_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        write_small(&path);
+        let good = std::fs::read(&path).unwrap();
+        assert_eq!(good.len(), HEADER_BYTES + 4 * (3 + 5) + 2 + 16);
+        for at in 0..good.len() {
+            for flip in [1, 0x80, 0xff] {
+                let mut bad = good.clone();
+                bad[at] ^= flip;
+                std::fs::write(&path, &bad).unwrap();
+                assert!(read(&path, MODEL).is_err(), "byte {at} ^ {flip:#x}");
+            }
+        }
+        for length in 0..good.len() {
+            std::fs::write(&path, &good[..length]).unwrap();
+            assert!(read(&path, MODEL).is_err(), "{length} bytes");
+        }
+        std::fs::write(&path, [&good[..], b"x"].concat()).unwrap();
+        assert!(read(&path, MODEL).is_err());
+        std::fs::write(&path, &good).unwrap();
+        assert!(read(&path, MODEL).is_ok());
+        println!("session file: {} bytes, each flipped in three ways: all refused", good.len());
+    }
+
+    #[test]
+    fn refusals_say_what_is_wrong() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        write_small(&path);
+        let good = std::fs::read(&path).unwrap();
+        let refused = |bytes: &[u8], model, message: &str| {
+            std::fs::write(&path, bytes).unwrap();
+            let error = read(&path, model).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        };
+        let foreign = "is of model \"demo\" (0123456789abcdef0011223344556677), not of this one (";
+        refused(&good, Fingerprint(5), foreign);
+        refused(b"hello", MODEL, "not a session file");
+        let mut bad = good.clone();
+        bad[8] = 9;
+        refused(&bad, MODEL, "session format 9");
+        bad = good.clone();
+        bad[130] = 1;
+        refused(&bad, MODEL, "the checksum of its header");
+        bad = good.clone();
+        bad[190] ^= 1;
+        refused(&bad, MODEL, "its checksum does not match");
+        refused(&good[..good.len() - 1], MODEL, "was it cut off");
+        let missing = read(&dir.path().join("none"), MODEL).unwrap_err();
+        assert!(matches!(missing, SessionFileError::Read { .. }));
+        let nowhere = write(&dir.path().join("no/dir"), &[], &[], &meta());
+        assert!(nowhere.is_err());
+    }
+
+    #[test]
+    fn long_names_keep_whole_characters() {
+        assert_eq!(short_text::<4>("aéé"), [3, b'a', 0xc3, 0xa9]);
+        assert_eq!(short_text::<4>("aaé"), [2, b'a', b'a', 0]);
+    }
+}
