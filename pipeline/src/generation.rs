@@ -78,8 +78,8 @@ impl Generator {
         emit: &mut dyn FnMut(Chosen<'_>) -> Result<ControlFlow<()>, E>,
     ) -> Result<ControlFlow<TokenId, TokenId>, E> {
         self.guess(session, decided);
-        let is_draft =
-            self.fed.len() > 1 || (self.interruptible && session.state().draft_max() > 0 && session.room() > 0);
+        let is_draft = self.fed.len() > 1
+            || (self.interruptible && session.state().draft_max() > 0 && session.room() > 0);
         let logits =
             if is_draft { session.draft(engine, &self.fed)? } else { session.decode(engine, decided)? };
         let mut right = 0;

@@ -6,6 +6,7 @@
 pub mod chat;
 pub mod engine;
 pub mod forward;
+pub mod generation;
 pub mod machine;
 pub mod memory;
 pub mod model;
@@ -14,6 +15,7 @@ pub mod preset;
 pub mod sample;
 pub mod schedule;
 pub mod session;
+pub mod session_file;
 pub mod source;
 pub mod speculate;
 pub mod state;

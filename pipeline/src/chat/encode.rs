@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value};
 
 use super::json;
+use super::parse::Channel;
 use super::request::{Arguments, ChatRequest, Message, ResponseFormat, ToolCall, ToolChoice};
 
 /// Opens a tag.
@@ -139,6 +140,18 @@ pub fn segments(request: &ChatRequest) -> Result<Vec<Segment>, RequestError> {
         writer.open(if request.thinking { "think" } else { "response" }, &[]);
     }
     Ok(writer.segments)
+}
+
+/// Ends an answer whose text stands in `channel`.
+pub(super) fn closing(channel: Channel) -> Vec<Segment> {
+    let mut writer = Writer { segments: Vec::new(), images: Images { prompts: Vec::new().into_iter() } };
+    if channel == Channel::Thinking {
+        writer.close("think");
+        writer.open("response", &[]);
+    }
+    writer.close("response");
+    writer.end_message();
+    writer.segments
 }
 
 fn declaration(tools: Value) -> Result<String, RequestError> {

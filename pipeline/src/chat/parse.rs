@@ -135,6 +135,12 @@ impl ChatParser {
         Self { channel, header: None, call: None, calls: 0 }
     }
 
+    /// Where text would go now.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
+        self.channel
+    }
+
     /// Takes the next piece; appends what it brings to `events`.
     pub fn push(&mut self, piece: Piece<'_>, events: &mut Vec<ChatEvent>) {
         match piece {

@@ -3,7 +3,7 @@
 use crate::tokenizer::{StreamDecoder, Tokenizer, TokenizerError};
 use crate::units::TokenId;
 
-use super::encode::{self, CLOSE, END_OF_MESSAGE, OPEN, RequestError, SEP};
+use super::encode::{self, CLOSE, END_OF_MESSAGE, OPEN, RequestError, SEP, Segment};
 use super::parse::{Channel, ChatEvent, ChatParser, Piece};
 use super::request::ChatRequest;
 
@@ -64,14 +64,17 @@ impl<'a> ChatFormat<'a> {
     pub fn encode(&self, request: &ChatRequest) -> Result<Vec<TokenId>, ChatError> {
         let mut ids = Vec::new();
         for segment in encode::segments(request)? {
-            let encoded = if segment.control {
-                self.tokenizer.encode_with_specials(&segment.text)
-            } else {
-                self.tokenizer.encode(&segment.text)
-            };
-            ids.extend(encoded?);
+            ids.extend(self.encode_segment(&segment)?);
         }
         Ok(ids)
+    }
+
+    fn encode_segment(&self, segment: &Segment) -> Result<Vec<TokenId>, TokenizerError> {
+        if segment.control {
+            self.tokenizer.encode_with_specials(&segment.text)
+        } else {
+            self.tokenizer.encode(&segment.text)
+        }
     }
 
     /// Takes apart an answer whose prompt opened the thinking channel, or the response.
@@ -121,6 +124,25 @@ impl ChatStream<'_> {
         };
         self.parser.push(piece, events);
         Ok(())
+    }
+
+    /// The token that ends an answer.
+    #[must_use]
+    pub fn end_of_message(&self) -> TokenId {
+        self.format.end_of_message()
+    }
+
+    /// The ids that end the answer here as the model would have: open channels and the message are
+    /// closed.
+    ///
+    /// # Errors
+    /// Only if the tokenizer fails.
+    pub fn closing(&self) -> Result<Vec<TokenId>, ChatError> {
+        let mut ids = Vec::new();
+        for segment in encode::closing(self.parser.channel()) {
+            ids.extend(self.format.encode_segment(&segment)?);
+        }
+        Ok(ids)
     }
 
     /// Ends the answer: what was still open is given out.

@@ -24,6 +24,14 @@ impl History {
         }
     }
 
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        for id in self.seen.drain(..) {
+            self.output[id.0 as usize] = 0;
+            self.is_seen[id.0 as usize] = false;
+        }
+    }
+
     /// Counts a token; one beyond the vocabulary is not kept.
     pub(super) fn see(&mut self, id: TokenId, is_output: bool) {
         let index = id.0 as usize;

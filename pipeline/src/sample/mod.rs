@@ -66,13 +66,14 @@ impl Sampler {
         &self.params
     }
 
-    /// Counts tokens of the prompt, for the repetition penalty.
+    /// Begins an output after `prompt`: for the penalties, what came before is forgotten.
     ///
     /// # Errors
     /// A token that the vocabulary does not have.
-    pub fn see_prompt(&mut self, tokens: &[TokenId]) -> Result<(), SamplingError> {
-        self.check_tokens(tokens)?;
-        tokens.iter().for_each(|id| self.history.see(*id, false));
+    pub fn begin(&mut self, prompt: &[TokenId]) -> Result<(), SamplingError> {
+        self.check_tokens(prompt)?;
+        self.history.clear();
+        prompt.iter().for_each(|id| self.history.see(*id, false));
         Ok(())
     }
 

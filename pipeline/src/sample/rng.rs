@@ -52,11 +52,10 @@ mod tests {
     fn the_numbers_are_those_of_every_machine() {
         let mut random = Random::new(42);
         let bits: Vec<u64> = (0..3).map(|_| random.unit().to_bits()).collect();
-        assert_eq!(bits, EXPECTED);
+        // Computed by an independent ChaCha8.
+        assert_eq!(bits, [0x3fd6_49cd_1c46_63ea, 0x3fd2_48e2_a905_a77c, 0x3fdf_950d_87d9_3f24]);
         assert_eq!(random.state(), RandomState { seed: 42, words: 6 });
     }
-
-    const EXPECTED: [u64; 3] = [0, 0, 0];
 
     #[test]
     fn a_state_goes_on() {

@@ -84,7 +84,9 @@ proptest! {
     ) {
         let (prompt, output) = (ids(&prompt), ids(&output));
         let mut sampler = sampler(params.clone(), 12);
-        sampler.see_prompt(&prompt).unwrap();
+        // What came before the beginning does not count.
+        sampler.see_output(&[TokenId(0), TokenId(0), TokenId(5)]).unwrap();
+        sampler.begin(&prompt).unwrap();
         sampler.see_output(&output).unwrap();
         let expected = slow(&logits, &params, &prompt, &output);
         let found: Vec<(u32, f32)> = sampler.distribution(&logits).unwrap()
@@ -169,7 +171,7 @@ fn extreme_logits_are_drawn_from_without_harm() {
     assert_eq!(extreme.sample(&[f32::MIN, f32::MAX, 0.0]).unwrap(), TokenId(1));
     let params = SamplingParams { repetition_penalty: 0.01, temperature: 1.0, ..SamplingParams::default() };
     let mut extreme = sampler(params, 3);
-    extreme.see_prompt(&ids(&[1])).unwrap();
+    extreme.begin(&ids(&[1])).unwrap();
     assert_eq!(extreme.sample(&[0.0, f32::MAX, f32::MIN]).unwrap(), TokenId(1));
     assert_eq!(greedy(&[-0.0, 0.0, -1.0]), TokenId(0));
 }
@@ -208,6 +210,6 @@ fn bad_parameters_and_rows_are_refused() {
     assert_eq!(error(sampler.sample(&row).unwrap_err()), "the logit of token 1 is NaN");
     let row = [0.0, 0.0, f32::NEG_INFINITY];
     assert_eq!(error(sampler.sample(&row).unwrap_err()), "the logit of token 2 is -inf");
-    let unknown = sampler.see_prompt(&ids(&[3])).unwrap_err();
+    let unknown = sampler.begin(&ids(&[3])).unwrap_err();
     assert_eq!(error(unknown), "token 3 is not in the vocabulary of 3 tokens");
 }

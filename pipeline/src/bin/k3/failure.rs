@@ -51,6 +51,14 @@ impl Failure {
         Self::Error { exit: Exit::Verification, error: error.into(), hint: None }
     }
 
+    /// Whether its cause is an error of this type and kind.
+    pub(crate) fn is<E: std::error::Error + Send + Sync + 'static>(&self, kind: impl Fn(&E) -> bool) -> bool {
+        match self {
+            Self::Error { error, .. } => error.downcast_ref::<E>().is_some_and(kind),
+            Self::StdoutClosed => false,
+        }
+    }
+
     /// Adds what the user can do about it.
     pub(crate) fn hint(self, text: impl Into<String>) -> Self {
         match self {

@@ -1,11 +1,14 @@
-//! `k3 generate`: a prompt in, its continuation out, each token the most likely one.
+//! `k3 generate`: a prompt in, its continuation out.
 
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
 use k3_pipeline::engine::Engine;
 use k3_pipeline::forward::RunError;
+use k3_pipeline::generation::{Chosen, Generator};
+use k3_pipeline::sample::{Logprobs, StopMatcher};
 use k3_pipeline::session::{Prefill, Progress, Session};
 use k3_pipeline::stats::Stats;
 use k3_pipeline::tokenizer::{StreamDecoder, Tokenizer};
@@ -16,6 +19,7 @@ use crate::engine_args::{EngineArgs, Planned};
 use crate::failure::{Failure, Outcome};
 use crate::logits_file::LogitsFile;
 use crate::prompt_args::PromptArgs;
+use crate::sampling_args::{SamplingArgs, StopArgs};
 use crate::{interrupt, output, progress, report};
 
 /// Tokens to generate when nothing is said.
@@ -27,6 +31,7 @@ const MAX_TOKENS: usize = 256;
 Examples:
   k3 generate --preset demo --ids 1,2,3 --max-tokens 16
   k3 generate --preset laptop --model ~/Kimi-K3 'The capital of France is'
+  k3 generate --preset demo --temperature 0.8 --seed 7 --stop '.' 'Shall I'
   k3 generate --model DIR --prompt-file essay.txt --dump-logits logits.safetensors --json
 
 The text goes to stdout as it is decided, the report to stderr. A model directory without a
@@ -36,6 +41,10 @@ pub(crate) struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     prompt: PromptArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    stop: StopArgs,
     /// Most tokens to generate; without it, 256 or what the context has room for.
     #[arg(long, value_name = "N", value_parser = max_tokens, allow_hyphen_values = true)]
     max_tokens: Option<usize>,
@@ -46,6 +55,9 @@ pub(crate) struct Args {
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
+    /// With --json: log-probabilities of every token and of the N most likely ones in its place.
+    #[arg(long, value_name = "N", requires = "json")]
+    logprobs: Option<usize>,
 }
 
 /// Most tokens that can be asked for.
@@ -60,7 +72,7 @@ fn max_tokens(text: &str) -> Result<usize, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum FinishReason {
-    /// The model ended its message.
+    /// The model ended its message, or a stop text or stop token came.
     Stop,
     /// As many tokens as asked for, or no room for more.
     Length,
@@ -74,7 +86,24 @@ struct Report<'a> {
     generated_ids: &'a [TokenId],
     text: Option<String>,
     finish_reason: FinishReason,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<&'a [TokenLogprobs]>,
     stats: Stats,
+}
+
+/// Natural logarithms of probabilities at one generated token.
+#[derive(Serialize)]
+struct TokenLogprobs {
+    id: TokenId,
+    logprob: f64,
+    /// The most likely tokens, the most likely first.
+    top: Vec<(TokenId, f64)>,
+}
+
+impl TokenLogprobs {
+    fn new(id: TokenId, from: &Logprobs) -> Option<Self> {
+        Some(Self { id, logprob: from.chosen()?, top: from.top().to_vec() })
+    }
 }
 
 /// Runs the subcommand.
@@ -91,13 +120,24 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let max_tokens = room(&planned, &prompt, args.max_tokens)?;
     let dump = args.dump_logits.as_deref().map(|path| LogitsFile::create(path, vocab)).transpose()?;
 
-    let eos = planned.config.eos;
+    let params = args.sampling.params(0.0, args.logprobs);
+    let mut generator = args.sampling.generator(params, vocab, false)?;
+    let stop = args.stop.matcher(vocab, planned.config.eos)?;
+    if args.stop.has_strings() && tokenizer.is_none() {
+        return Err(Failure::refused(anyhow!(
+            "--stop needs text, and {} has no tokenizer",
+            planned.dir.display()
+        ))
+        .hint("stop at token ids with --stop-id"));
+    }
     let mut engine = planned.open()?;
     interrupt::listen(engine.cancel_flag())?;
-    let printer = Printer::new(tokenizer.as_ref(), !args.json);
-    let mut run = Run { eos, max_tokens, dump, printer, generated: Vec::with_capacity(max_tokens) };
-    let outcome = run.generate(&mut engine, &prompt);
-    run.finish(&engine, &prompt, outcome, args.json)
+    let printer = Printer::new(tokenizer.as_ref(), stop, !args.json);
+    let generated = Vec::with_capacity(max_tokens);
+    let mut run =
+        Run { max_tokens, dump, printer, generated, logprobs: Vec::new(), reason: FinishReason::Length };
+    let outcome = run.generate(&mut generator, &mut engine, &prompt);
+    run.finish(&engine, &prompt, outcome, args)
 }
 
 /// The tokenizer of the model directory; `None` where it has none.
@@ -133,46 +173,53 @@ fn room(planned: &Planned, prompt: &[TokenId], wanted: Option<usize>) -> Result<
 
 /// A generation under way.
 struct Run<'t> {
-    eos: TokenId,
     max_tokens: usize,
     dump: Option<LogitsFile>,
     printer: Printer<'t>,
     generated: Vec<TokenId>,
+    logprobs: Vec<TokenLogprobs>,
+    /// Why [`Run::take`] ended.
+    reason: FinishReason,
 }
 
 impl Run<'_> {
-    fn generate(&mut self, engine: &mut Engine, prompt: &[TokenId]) -> Result<FinishReason, Failure> {
+    fn generate(
+        &mut self,
+        generator: &mut Generator,
+        engine: &mut Engine,
+        prompt: &[TokenId],
+    ) -> Result<FinishReason, Failure> {
         let mut session = Session::new(engine);
-        let Some(mut next) = self.prefill(&mut session, engine, prompt)? else {
-            return Ok(FinishReason::Interrupted);
+        generator.sampler_mut().begin(prompt)?;
+        let mut flow = match self.prefill(generator, &mut session, engine, prompt)? {
+            Some(flow) => flow,
+            None => return Ok(FinishReason::Interrupted),
         };
-        loop {
-            self.generated.push(next);
-            if next == self.eos {
-                return Ok(FinishReason::Stop);
-            }
-            self.printer.push(next)?;
-            if self.generated.len() == self.max_tokens {
-                return Ok(FinishReason::Length);
-            }
-            let logits = match session.decode(engine, next) {
-                Err(RunError::Cancelled) => return Ok(FinishReason::Interrupted),
-                decoded => decoded?,
+        while let ControlFlow::Continue(decided) = flow {
+            let mut emit = |chosen: Chosen<'_>| {
+                if let Some(dump) = &mut self.dump {
+                    dump.push(chosen.row)?;
+                }
+                self.take(chosen)
             };
-            if let Some(dump) = &mut self.dump {
-                dump.push(logits.data())?;
-            }
-            next = most_likely(logits.last());
+            flow = match generator.step(engine, &mut session, decided, &mut emit) {
+                Err(failure) if failure.is::<RunError>(|e| matches!(e, RunError::Cancelled)) => {
+                    return Ok(FinishReason::Interrupted);
+                }
+                flow => flow?,
+            };
         }
+        Ok(self.reason)
     }
 
     /// Reads the prompt and decides the first token; `None` when interrupted.
     fn prefill(
         &mut self,
+        generator: &mut Generator,
         session: &mut Session,
         engine: &mut Engine,
         prompt: &[TokenId],
-    ) -> Result<Option<TokenId>, Failure> {
+    ) -> Result<Option<ControlFlow<TokenId, TokenId>>, Failure> {
         let mut bar = progress::Prefill::new();
         let dump = &mut self.dump;
         let all_logits = dump.is_some();
@@ -184,12 +231,30 @@ impl Run<'_> {
             }
         };
         let how = Prefill { all_logits, observe: Some(&mut observe), ..Prefill::default() };
-        let next = session.prefill(engine, prompt, how).map(|logits| most_likely(logits.last()));
+        let logits = session.prefill(engine, prompt, how);
         dumped?;
-        match next {
-            Err(RunError::Cancelled) => Ok(None),
-            next => Ok(Some(next?)),
+        let logits = match logits {
+            Err(RunError::Cancelled) => return Ok(None),
+            logits => logits?,
+        };
+        let chosen = generator.first(logits.last().unwrap_or_default())?;
+        let id = chosen.id;
+        Ok(Some(self.take(chosen)?.map_break(|()| id).map_continue(|()| id)))
+    }
+
+    /// Keeps and prints a token; breaks at the last one.
+    fn take(&mut self, chosen: Chosen<'_>) -> Result<ControlFlow<()>, Failure> {
+        self.generated.push(chosen.id);
+        self.logprobs.extend(TokenLogprobs::new(chosen.id, chosen.logprobs));
+        if self.printer.push(chosen.id)? {
+            self.reason = FinishReason::Stop;
+            return Ok(ControlFlow::Break(()));
         }
+        if self.generated.len() == self.max_tokens {
+            self.reason = FinishReason::Length;
+            return Ok(ControlFlow::Break(()));
+        }
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Ends the text, prints the report, puts files in their places.
@@ -198,7 +263,7 @@ impl Run<'_> {
         engine: &Engine,
         prompt: &[TokenId],
         outcome: Result<FinishReason, Failure>,
-        json: bool,
+        args: &Args,
     ) -> Outcome {
         let reason = match outcome {
             Ok(reason) => reason,
@@ -215,9 +280,15 @@ impl Run<'_> {
             dump.finish(&fed)?;
         }
         let text = printed?;
-        if json {
-            let (prompt_ids, generated_ids) = (prompt, &self.generated[..]);
-            output::print_json(&Report { prompt_ids, generated_ids, text, finish_reason: reason, stats })?;
+        if args.json {
+            output::print_json(&Report {
+                prompt_ids: prompt,
+                generated_ids: &self.generated,
+                text,
+                finish_reason: reason,
+                logprobs: args.logprobs.map(|_| &self.logprobs[..]),
+                stats,
+            })?;
         }
         match reason {
             FinishReason::Interrupted => Err(Failure::run(RunError::Cancelled)),
@@ -226,18 +297,14 @@ impl Run<'_> {
     }
 }
 
-/// The token with the largest logit; of equal ones the lowest.
-fn most_likely(logits: Option<&[f32]>) -> TokenId {
-    let logits = logits.unwrap_or_default();
-    let best = (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
-    TokenId(best.and_then(|i| u32::try_from(i).ok()).unwrap_or_default())
-}
-
-/// Prints tokens as text, or as ids where there is no tokenizer.
+/// Prints tokens as text, or as ids where there is no tokenizer, up to where the answer stops.
 struct Printer<'t> {
     tokenizer: Option<&'t Tokenizer>,
     decoder: StreamDecoder,
+    stop: StopMatcher,
     streams: bool,
+    /// Text that has not been through `stop`.
+    fresh: String,
     text: String,
     /// Bytes of `text` that have been printed.
     printed: usize,
@@ -245,20 +312,40 @@ struct Printer<'t> {
 }
 
 impl<'t> Printer<'t> {
-    fn new(tokenizer: Option<&'t Tokenizer>, streams: bool) -> Self {
-        Self { tokenizer, decoder: StreamDecoder::new(), streams, text: String::new(), printed: 0, tokens: 0 }
+    fn new(tokenizer: Option<&'t Tokenizer>, stop: StopMatcher, streams: bool) -> Self {
+        Self {
+            tokenizer,
+            decoder: StreamDecoder::new(),
+            stop,
+            streams,
+            fresh: String::new(),
+            text: String::new(),
+            printed: 0,
+            tokens: 0,
+        }
     }
 
-    fn push(&mut self, id: TokenId) -> Outcome {
-        match self.tokenizer {
-            Some(tokenizer) => self.decoder.push(tokenizer.token_bytes(id)?, &mut self.text),
+    /// Takes a token; `true` where the answer stops at it.
+    fn push(&mut self, id: TokenId) -> Result<bool, Failure> {
+        if self.stop.is_stop(id) {
+            return Ok(true);
+        }
+        let stopped = match self.tokenizer {
+            Some(tokenizer) => {
+                self.decoder.push(tokenizer.token_bytes(id)?, &mut self.fresh);
+                let stopped = self.stop.push(&self.fresh, &mut self.text);
+                self.fresh.clear();
+                stopped
+            }
             None => {
                 let comma = if self.tokens == 0 { "" } else { "," };
                 self.text.push_str(&format!("{comma}{id}"));
+                false
             }
-        }
+        };
         self.tokens += 1;
-        self.print()
+        self.print()?;
+        Ok(stopped)
     }
 
     fn print(&mut self) -> Outcome {
@@ -273,7 +360,9 @@ impl<'t> Printer<'t> {
 
     /// Ends the text; gives it where there is a tokenizer.
     fn finish(&mut self) -> Result<Option<String>, Failure> {
-        self.decoder.finish(&mut self.text);
+        self.decoder.finish(&mut self.fresh);
+        self.stop.push(&self.fresh, &mut self.text);
+        self.stop.finish(&mut self.text);
         if self.streams {
             self.text.push('\n');
         }
@@ -285,12 +374,6 @@ impl<'t> Printer<'t> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn of_equal_logits_the_lowest_id_is_taken() {
-        assert_eq!(most_likely(Some(&[1.0, 3.0, 3.0, -1.0])), TokenId(1));
-        assert_eq!(most_likely(Some(&[-2.0])), TokenId(0));
-    }
 
     #[test]
     fn token_counts_are_whole_and_within_reason() {

@@ -1,5 +1,6 @@
 //! The `k3` binary: argument parsing, printing, exit codes; nothing else.
 
+mod chat;
 mod engine_args;
 mod failure;
 mod generate;
@@ -15,6 +16,7 @@ mod preset_args;
 mod progress;
 mod prompt_args;
 mod report;
+mod sampling_args;
 mod tokenize;
 
 use std::process::ExitCode;
@@ -36,6 +38,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Talk with the model.
+    Chat(Box<chat::Args>),
     /// Continue a prompt.
     Generate(Box<generate::Args>),
     /// Show what a model directory holds and what is missing.
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> Outcome {
     match command {
+        Command::Chat(args) => chat::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Pack(args) => pack::run(args),

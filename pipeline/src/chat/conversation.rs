@@ -1,0 +1,481 @@
+//! A conversation with a model: what was said, and the session that has read it.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::{CalledTool, ChatError, ChatEvent, ChatFormat, ChatRequest, ChatStream, Message, ThinkingEffort};
+use crate::engine::Engine;
+use crate::forward::RunError;
+use crate::generation::{Chosen, Generator};
+use crate::model::tensors::Fingerprint;
+use crate::sample::{SamplingError, StopMatcher};
+use crate::session::{Prefill, Progress, Session};
+use crate::session_file::{self, SessionFileError, SessionMeta};
+use crate::tokenizer::{StreamDecoder, Tokenizer};
+use crate::units::TokenId;
+
+/// How the model is spoken to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChatOptions {
+    /// Instructions at the beginning.
+    pub system: Option<String>,
+    /// Whether the model thinks first.
+    pub thinking: bool,
+    /// How much.
+    pub effort: Option<ThinkingEffort>,
+}
+
+/// More of an answer.
+#[derive(Clone, Copy, Debug)]
+pub enum Heard<'a> {
+    /// Thinking.
+    Thinking(&'a str),
+    /// The response, or the continuation where the model only completes text.
+    Response(&'a str),
+    /// A call of a tool.
+    ToolCall(&'a CalledTool),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// The model ended it.
+    Whole,
+    /// A stop text or stop token came.
+    Stop,
+    /// As many tokens as allowed, or no room for more.
+    Length,
+    /// Somebody asked the run to stop.
+    Interrupted,
+}
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// What was thought.
+    pub thinking: String,
+    /// The response.
+    pub response: String,
+    /// The calls of tools.
+    pub calls: Vec<CalledTool>,
+    /// Why it ended.
+    pub ended: Ended,
+    /// Tokens of the prompt that had to be read for it.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub tokens: usize,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ConversationError {
+    /// The text could not be encoded.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// The pass failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// The row was refused.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// Nothing to continue.
+    #[error("there is no text to continue")]
+    Empty,
+    /// The session was not saved or resumed.
+    #[error(transparent)]
+    File(#[from] SessionFileError),
+    /// Notes of another program.
+    #[error("the session was not saved by a chat: {source}")]
+    Notes {
+        /// The JSON reader's reason.
+        source: serde_json::Error,
+    },
+}
+
+impl From<crate::tokenizer::TokenizerError> for ConversationError {
+    fn from(error: crate::tokenizer::TokenizerError) -> Self {
+        Self::Chat(error.into())
+    }
+}
+
+/// How an answer is made.
+pub struct AnswerOptions<'a> {
+    /// Most tokens.
+    pub max_tokens: usize,
+    /// Stop tokens and stop texts; texts count in the response alone.
+    pub stop: StopMatcher,
+    /// Told how far the prompt has been read.
+    pub progress: &'a mut dyn FnMut(Progress<'_>),
+}
+
+/// What a saved conversation needs beside its session.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Notes {
+    options: ChatOptions,
+    messages: Vec<Message>,
+    /// Tokens that are decided and not yet read.
+    tail: Vec<TokenId>,
+}
+
+/// A conversation. Nothing is read twice: each turn adds to the session.
+pub struct Conversation<'t> {
+    tokenizer: &'t Tokenizer,
+    /// `None`: the model completes text.
+    format: Option<ChatFormat<'t>>,
+    options: ChatOptions,
+    session: Session,
+    /// Every token so far; the session has read a beginning of it.
+    text: Vec<TokenId>,
+    messages: Vec<Message>,
+}
+
+impl<'t> Conversation<'t> {
+    /// An empty conversation; one that completes text where the vocabulary has no chat tokens.
+    #[must_use]
+    pub fn new(tokenizer: &'t Tokenizer, session: Session, options: ChatOptions) -> Self {
+        let format = ChatFormat::new(tokenizer).ok();
+        Self { tokenizer, format, options, session, text: Vec::new(), messages: Vec::new() }
+    }
+
+    /// Whether the model chats; else it completes text.
+    #[must_use]
+    pub fn is_chat(&self) -> bool {
+        self.format.is_some()
+    }
+
+    /// How the model is spoken to.
+    #[must_use]
+    pub fn options(&self) -> &ChatOptions {
+        &self.options
+    }
+
+    /// What was said.
+    #[must_use]
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// Tokens so far.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    /// Whether nothing was said.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    /// Forgets what was said.
+    pub fn reset(&mut self) {
+        self.session.clear();
+        self.text.clear();
+        self.messages.clear();
+    }
+
+    /// Changes how the model is spoken to. Where that changes the beginning of the text, the next turn
+    /// reads the conversation afresh.
+    ///
+    /// # Errors
+    /// Only if the tokenizer fails.
+    pub fn set_options(&mut self, options: ChatOptions) -> Result<(), ConversationError> {
+        let begins = |o: &ChatOptions| (o.system.clone(), o.effort.filter(|_| o.thinking));
+        let is_new = begins(&options) != begins(&self.options);
+        self.options = options;
+        if let Some(format) = self.format.filter(|_| is_new && !self.is_empty()) {
+            let mut request = ChatRequest::new(self.opening());
+            request.messages.extend_from_slice(&self.messages);
+            request.thinking = self.options.thinking;
+            request.thinking_effort = self.options.effort;
+            request.add_generation_prompt = false;
+            self.text = format.encode(&request)?;
+            self.session.clear();
+        }
+        Ok(())
+    }
+
+    /// Says something and hears the answer.
+    ///
+    /// # Errors
+    /// A text that does not fit, or a failed pass; the conversation is then as it was before.
+    pub fn say(
+        &mut self,
+        engine: &mut Engine,
+        generator: &mut Generator,
+        what: &str,
+        options: AnswerOptions<'_>,
+        hear: &mut dyn FnMut(Heard<'_>),
+    ) -> Result<Answer, ConversationError> {
+        let before = self.text.len();
+        let answer = self.turn(engine, generator, what, options, hear);
+        if self.session.state().is_damaged() {
+            self.session.clear();
+        }
+        match &answer {
+            Ok(answer) => self.remember(what, answer),
+            Err(_) => {
+                self.text.truncate(before);
+                if self.session.len() > before {
+                    self.session.clear();
+                }
+            }
+        }
+        answer
+    }
+
+    fn remember(&mut self, what: &str, answer: &Answer) {
+        self.messages.push(Message::user(what));
+        self.messages.push(Message::Assistant {
+            content: Some(answer.response.clone()),
+            name: None,
+            reasoning_content: Some(answer.thinking.clone()).filter(|thinking| !thinking.is_empty()),
+            tool_calls: Vec::new(),
+        });
+    }
+
+    /// The system message, where there is one.
+    fn opening(&self) -> Vec<Message> {
+        self.options.system.iter().map(Message::system).collect()
+    }
+
+    /// The tokens of something said.
+    fn encode(&self, what: &str) -> Result<Vec<TokenId>, ConversationError> {
+        let Some(format) = self.format else { return Ok(self.tokenizer.encode(what)?) };
+        let is_first = self.is_empty();
+        let mut request = ChatRequest::new(if is_first { self.opening() } else { Vec::new() });
+        request.messages.push(Message::user(what));
+        request.thinking = self.options.thinking;
+        request.thinking_effort = self.options.effort.filter(|_| is_first);
+        Ok(format.encode(&request)?)
+    }
+
+    fn turn(
+        &mut self,
+        engine: &mut Engine,
+        generator: &mut Generator,
+        what: &str,
+        options: AnswerOptions<'_>,
+        hear: &mut dyn FnMut(Heard<'_>),
+    ) -> Result<Answer, ConversationError> {
+        self.text.extend(self.encode(what)?);
+        let unread = &self.text[self.session.len()..];
+        if unread.is_empty() {
+            return Err(ConversationError::Empty);
+        }
+        let prompt_tokens = unread.len();
+        generator.sampler_mut().begin(&self.text)?;
+        let how = Prefill { observe: Some(options.progress), ..Prefill::default() };
+        let logits = self.session.prefill(engine, unread, how)?;
+        let most = options.max_tokens.min(self.session.room() + 1);
+        let ear = match self.format {
+            Some(format) => Ear::Chat(format.stream(self.options.thinking)),
+            None => Ear::Plain(self.tokenizer, StreamDecoder::new()),
+        };
+        let mut listener = Listener::new(ear, options.stop, most, hear);
+        let first = generator.first(logits.last().unwrap_or_default())?;
+        let id = first.id;
+        let mut flow = listener.take(first)?.map_break(|()| id).map_continue(|()| id);
+        while let ControlFlow::Continue(decided) = flow {
+            let mut emit = |chosen: Chosen<'_>| listener.take(chosen);
+            flow = match generator.step(engine, &mut self.session, decided, &mut emit) {
+                Err(ConversationError::Run(RunError::Cancelled)) => {
+                    listener.ended = Ended::Interrupted;
+                    ControlFlow::Break(decided)
+                }
+                flow => flow?,
+            };
+        }
+        let (answer, ids) = listener.finish(prompt_tokens)?;
+        self.text.extend(ids);
+        Ok(answer)
+    }
+
+    /// Saves the conversation.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn save(
+        &self,
+        path: &Path,
+        (fingerprint, model): (Fingerprint, &str),
+        generator: &Generator,
+    ) -> Result<(), ConversationError> {
+        let notes = Notes {
+            options: self.options.clone(),
+            messages: self.messages.clone(),
+            tail: self.text[self.session.len()..].to_vec(),
+        };
+        let meta = SessionMeta {
+            fingerprint,
+            model: model.to_owned(),
+            prompt_tokens: self.session.len(),
+            random: generator.sampler().random_state(),
+            notes: serde_json::to_vec(&notes).map_err(|source| ConversationError::Notes { source })?,
+        };
+        Ok(session_file::save(path, &self.session, &meta)?)
+    }
+
+    /// Goes on with a saved conversation, in place of this one.
+    ///
+    /// # Errors
+    /// A file that is damaged or of another model; the conversation is as it was then.
+    pub fn load(
+        &mut self,
+        path: &Path,
+        fingerprint: Fingerprint,
+        generator: &mut Generator,
+    ) -> Result<(), ConversationError> {
+        let loaded = session_file::resume(path, &mut self.session, fingerprint);
+        let notes = loaded.map_err(ConversationError::from).and_then(|meta| {
+            let notes: Notes =
+                serde_json::from_slice(&meta.notes).map_err(|source| ConversationError::Notes { source })?;
+            generator.sampler_mut().set_random_state(meta.random);
+            Ok(notes)
+        });
+        match notes {
+            Ok(notes) => {
+                self.text = [self.session.tokens(), &notes.tail].concat();
+                self.options = notes.options;
+                self.messages = notes.messages;
+                Ok(())
+            }
+            Err(error) => {
+                if !self.text.starts_with(self.session.tokens()) {
+                    self.session.clear();
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// What makes text of tokens.
+enum Ear<'t> {
+    Chat(ChatStream<'t>),
+    Plain(&'t Tokenizer, StreamDecoder),
+}
+
+/// Takes the tokens of one answer.
+struct Listener<'t, 'h> {
+    ear: Ear<'t>,
+    stop: StopMatcher,
+    most: usize,
+    hear: &'h mut dyn FnMut(Heard<'_>),
+    ids: Vec<TokenId>,
+    events: Vec<ChatEvent>,
+    thinking: String,
+    response: String,
+    calls: Vec<CalledTool>,
+    ended: Ended,
+}
+
+impl<'t, 'h> Listener<'t, 'h> {
+    fn new(ear: Ear<'t>, stop: StopMatcher, most: usize, hear: &'h mut dyn FnMut(Heard<'_>)) -> Self {
+        Self {
+            ear,
+            stop,
+            most,
+            hear,
+            ids: Vec::new(),
+            events: Vec::new(),
+            thinking: String::new(),
+            response: String::new(),
+            calls: Vec::new(),
+            ended: Ended::Length,
+        }
+    }
+
+    /// Takes a token; breaks where the answer ends.
+    fn take(&mut self, chosen: Chosen<'_>) -> Result<ControlFlow<()>, ConversationError> {
+        let id = chosen.id;
+        let is_end = matches!(&self.ear, Ear::Chat(stream) if id == stream.end_of_message());
+        if self.stop.is_stop(id) && !is_end {
+            self.ended = Ended::Stop;
+            return Ok(ControlFlow::Break(()));
+        }
+        self.ids.push(id);
+        match &mut self.ear {
+            Ear::Chat(stream) => stream.push(id, &mut self.events)?,
+            Ear::Plain(tokenizer, decoder) => {
+                let mut text = String::new();
+                decoder.push(tokenizer.token_bytes(id)?, &mut text);
+                self.events.push(ChatEvent::Response(text));
+            }
+        }
+        self.ended = match self.drain() {
+            Some(ended) => ended,
+            None if self.ids.len() >= self.most => Ended::Length,
+            None => return Ok(ControlFlow::Continue(())),
+        };
+        Ok(ControlFlow::Break(()))
+    }
+
+    /// Passes on what came; says why the answer ended, where it did.
+    fn drain(&mut self) -> Option<Ended> {
+        let mut ended = None;
+        for event in std::mem::take(&mut self.events) {
+            match event {
+                ChatEvent::Thinking(text) => {
+                    (self.hear)(Heard::Thinking(&text));
+                    self.thinking.push_str(&text);
+                }
+                ChatEvent::Response(text) => {
+                    let from = self.response.len();
+                    if self.stop.push(&text, &mut self.response) {
+                        ended = Some(Ended::Stop);
+                    }
+                    self.say_response(from);
+                }
+                ChatEvent::ToolCallStart { .. } => {}
+                ChatEvent::ToolCall(call) => {
+                    (self.hear)(Heard::ToolCall(&call));
+                    self.calls.push(call);
+                }
+                ChatEvent::End => ended = ended.or(Some(Ended::Whole)),
+            }
+        }
+        ended
+    }
+
+    fn say_response(&mut self, from: usize) {
+        if self.response.len() > from {
+            (self.hear)(Heard::Response(&self.response[from..]));
+        }
+    }
+
+    /// Ends the answer; gives its tokens, closed as the format wants it.
+    fn finish(mut self, prompt_tokens: usize) -> Result<(Answer, Vec<TokenId>), ConversationError> {
+        let tokens = self.ids.len();
+        match &mut self.ear {
+            Ear::Chat(stream) => {
+                if self.ended != Ended::Whole {
+                    self.ids.extend(stream.closing()?);
+                }
+                stream.finish(&mut self.events);
+            }
+            Ear::Plain(_, decoder) => {
+                let mut text = String::new();
+                decoder.finish(&mut text);
+                self.events.push(ChatEvent::Response(text));
+            }
+        }
+        self.drain();
+        let from = self.response.len();
+        self.stop.finish(&mut self.response);
+        self.say_response(from);
+        let answer = Answer {
+            thinking: self.thinking,
+            response: self.response,
+            calls: self.calls,
+            ended: self.ended,
+            prompt_tokens,
+            tokens,
+        };
+        Ok((answer, self.ids))
+    }
+}
