@@ -24,7 +24,7 @@ PATTERN = (
 )
 SPLIT = regex.compile(PATTERN, regex.V1)
 RANKS = 2032
-SPECIAL = ["[BOS]", "[EOS]", "<|end_of_msg|>", "<|open|>", "<|close|>", "<|sep|>", "[start_header_id]", "[end_header_id]", None, "[EOT]",
+SPECIAL = ["[BOS]", "[EOS]", "<|end_of_msg|>", None, None, None, "[start_header_id]", "[end_header_id]", None, "[EOT]",
            "<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>", "[UNK]", "[PAD]"]
 VOCABULARY = RANKS + len(SPECIAL)
 

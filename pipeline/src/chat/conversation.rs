@@ -141,6 +141,12 @@ impl<'t> Conversation<'t> {
         Self { tokenizer, format, options, session, text: Vec::new(), messages: Vec::new() }
     }
 
+    /// The same conversation with a model that completes text, whatever its vocabulary.
+    #[must_use]
+    pub fn plain(self) -> Self {
+        Self { format: None, ..self }
+    }
+
     /// Whether the model chats; else it completes text.
     #[must_use]
     pub fn is_chat(&self) -> bool {

@@ -74,8 +74,7 @@ mod tests {
         assert_eq!(accept_greedy(&[], &ids(&[1])), 0);
     }
 
-    /// Two tokens, probabilities in 64ths, both uniform numbers on their full grid: the outputs are
-    /// counted exactly, and are the target's.
+    /// Two tokens, probabilities in 64ths: the outputs are counted exactly, and are the target's.
     #[test]
     fn two_tokens_exactly() {
         let grid = 64_u32;
@@ -84,13 +83,12 @@ mod tests {
             let target = Distribution::new(&weights);
             for guess_0 in 1..grid {
                 let guess = [f64::from(guess_0) / 64.0, f64::from(grid - guess_0) / 64.0];
-                // Weight of token 0 in the output, in grid^2 times lcm-free rational parts: the
-                // accept grid has `share` points per guess so that acceptance is counted exactly.
+                // A guess has as many points, all equally likely, as its probability has 64ths: the
+                // middles of the steps of `accept_at`, each of which lies on one side of the limit.
                 let mut zero = 0_u64;
                 for (token, share) in [(0_u32, guess_0), (1, grid - guess_0)] {
-                    // `share` equally likely points stand for a guess of probability share/64.
                     for point in 0..share {
-                        let at = f64::from(point) / f64::from(share);
+                        let at = (f64::from(point) + 0.5) / f64::from(share);
                         let verdict =
                             accept_or_replace(target, |id| guess[id.0 as usize], TokenId(token), at, 0.5);
                         let out = match verdict {

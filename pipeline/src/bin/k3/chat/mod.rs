@@ -53,6 +53,10 @@ pub(crate) struct Args {
     /// With --message: print one JSON object.
     #[arg(long, requires = "message")]
     json: bool,
+    /// Continue what is written, without the chat format. So it is anyway where the vocabulary has no
+    /// chat tokens.
+    #[arg(long, conflicts_with_all = ["system", "effort"])]
+    plain: bool,
     /// Instructions at the beginning of the conversation.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
@@ -104,7 +108,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let options =
         ChatOptions { system: args.system.clone(), thinking: !args.no_thinking, effort: args.effort };
-    let conversation = Conversation::new(&tokenizer, Session::new(&engine), options);
+    let mut conversation = Conversation::new(&tokenizer, Session::new(&engine), options);
+    if args.plain {
+        conversation = conversation.plain();
+    }
     let mut chat = Chat {
         conversation,
         engine,
@@ -194,7 +201,7 @@ impl Chat<'_> {
         self.screen.note(if self.conversation.is_chat() {
             "/help lists the commands, Ctrl-D ends."
         } else {
-            "This model has no chat tokens: it continues what you write. /help lists the commands."
+            "The model continues what you write. /help lists the commands, Ctrl-D ends."
         });
         while let Some(line) = lines.next()? {
             let outcome = match command::parse(&line) {
