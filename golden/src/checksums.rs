@@ -63,6 +63,20 @@ pub fn verify_checksums(list: &Path) -> Result<usize, ChecksumError> {
     Ok(count)
 }
 
+/// A list of `names` (relative to `folder`) in the format of `sha256sum`.
+///
+/// # Errors
+/// At the first file that cannot be read.
+pub fn list_checksums(folder: &Path, names: &[String]) -> Result<String, ChecksumError> {
+    let mut list = String::new();
+    for name in names {
+        let path = folder.join(name);
+        let digest = sha256(&path).map_err(|source| ChecksumError::Read { path, source })?;
+        list.extend([&digest, "  ", name, "\n"]);
+    }
+    Ok(list)
+}
+
 fn sha256(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let mut hasher = Sha256::new();
@@ -101,6 +115,23 @@ mod tests {
         std::fs::write(dir.path().join("a"), b"two").unwrap();
         let error = verify_checksums(&list).unwrap_err();
         assert!(matches!(&error, ChecksumError::Changed { path, .. } if path.ends_with("a")), "{error}");
+    }
+
+    #[test]
+    fn a_written_list_holds() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("b")).unwrap();
+        std::fs::write(dir.path().join("a"), b"").unwrap();
+        std::fs::write(dir.path().join("b/c"), b"two").unwrap();
+        let names = ["a", "b/c"].map(str::to_owned);
+        let text = list_checksums(dir.path(), &names).unwrap();
+        assert!(text.starts_with("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  a\n"));
+        let list = dir.path().join("SHA256SUMS");
+        std::fs::write(&list, text).unwrap();
+        assert_eq!(verify_checksums(&list).unwrap(), 2);
+        std::fs::remove_file(dir.path().join("a")).unwrap();
+        assert!(matches!(verify_checksums(&list), Err(ChecksumError::Read { .. })));
+        assert!(matches!(list_checksums(dir.path(), &names), Err(ChecksumError::Read { .. })));
     }
 
     #[test]

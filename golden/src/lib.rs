@@ -9,7 +9,7 @@ pub mod vectors;
 
 use std::path::{Path, PathBuf};
 
-pub use checksums::{ChecksumError, sha256_hex, verify_checksums};
+pub use checksums::{ChecksumError, list_checksums, sha256_hex, verify_checksums};
 pub use tensors::{Golden, GoldenError, Tensor};
 
 /// The root of the repository this package was built from.

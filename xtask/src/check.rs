@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 
-use crate::{Failure, cargo, no_std, tidy};
+use crate::{Failure, cargo, golden, no_std, tidy};
 
 /// One step of the gate that is a command.
 struct Step {
@@ -42,9 +42,12 @@ pub fn run() -> Result<(), Failure> {
     let started = Instant::now();
     timed("tidy", tidy::run)?;
     timed("kernel without std", no_std::run)?;
+    // The tests step compares the snapshots and notes which of them there are tests for.
+    let references = golden::References::begin()?;
     for step in STEPS {
-        timed(step.name, || run_step(step))?;
+        timed(step.name, || run_step(step, &references))?;
     }
+    timed("golden check", || golden::check_files(&references))?;
     eprintln!("check: all green in {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }
@@ -57,10 +60,11 @@ fn timed(name: &str, step: impl FnOnce() -> Result<(), Failure>) -> Result<(), F
     Ok(())
 }
 
-fn run_step(step: &Step) -> Result<(), Failure> {
+fn run_step(step: &Step, references: &golden::References) -> Result<(), Failure> {
     let status = cargo()
         .args(step.args)
         .envs(step.env.iter().copied())
+        .env(golden::REFERENCES_ENV, references.path())
         .status()
         .with_context(|| format!("cannot start `cargo {}`", step.args.join(" ")))?;
     if !status.success() {

@@ -6,6 +6,7 @@
 
 mod cache_sim;
 mod check;
+mod golden;
 mod isa;
 mod no_std;
 mod tidy;
@@ -32,6 +33,8 @@ enum Task {
     CacheSim(cache_sim::Options),
     /// The whole gate: format, lints, tidy, tests, golden snapshots, docs.
     Check,
+    /// Our own golden snapshots and the checksums of golden files: renewed, or compared.
+    Golden(golden::Args),
     /// The kernels on every instruction set that can be run here: tests, and digests that must be equal.
     Isa(isa::Options),
     /// Checks what no compiler checks: file lengths, where `unsafe` may stand, which way imports point.
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::CacheSim(options) => cache_sim::run(&options),
         Task::Check => check::run(),
+        Task::Golden(args) => golden::run(&args),
         Task::Isa(options) => isa::run(&options),
         Task::Tidy => tidy::run(),
         Task::Traps(args) => traps::run(&args),

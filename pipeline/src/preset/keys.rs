@@ -52,7 +52,7 @@ const DRAFT_TOKENS_MAX: usize = 64;
 const DEPTH_MAX: usize = 256;
 const THREADS_MAX: usize = 1024;
 /// Limits of sizes.
-const BUDGET_MIN: Bytes = Bytes(1 << 20);
+const BUDGET_MIN: Bytes = Bytes(1_000_000);
 const SIZE_MAX: Bytes = Bytes(1 << 50);
 const BLOCK_MIN: Bytes = Bytes(1 << 10);
 const BLOCK_MAX: Bytes = Bytes(1 << 30);
@@ -95,7 +95,7 @@ pub(super) static KEYS: &[Key] = &[
     },
     Key {
         path: "memory.budget",
-        allowed: "a size from 1 MiB to 1 PiB as \"8 GB\", or \"auto\"",
+        allowed: "a size from 1 MB to 1 PiB as \"8 GB\", or \"auto\"",
         about: "Memory of the whole process, everything counted. \"auto\" is what the machine has free\n\
                 when the plan is made, less head-room. A plan never takes more than the machine or the\n\
                 process's cgroup leaves, whatever stands here.",

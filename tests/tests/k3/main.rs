@@ -5,6 +5,7 @@
 mod engine;
 mod forward;
 mod full_scale;
+mod golden_snapshots;
 mod options;
 mod refused_checkpoints;
 mod refused_configs;
