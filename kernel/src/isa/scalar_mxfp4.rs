@@ -13,7 +13,7 @@ const TWICE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 impl CodeLanes for Scalar {
     /// [row][column parity][group, 16 columns]
     type Codes = [[[i8; GROUP_COLS]; 2]; 2];
-    /// [row][group]
+    /// `[row][group]`
     type Dots = [[i32; 2]; 2];
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Presets: what a user asks for, as a TOML file with a schema version. A [`Preset`] has passed every
 //! check that needs no model; the plan makes the others.
 //!
-//! The keys, their meaning and what they allow stand once, in [`keys`]: reading, `--set` overrides,
+//! The keys, their meaning and what they allow stand once, in `keys.rs`: reading, `--set` overrides,
 //! explanations and writing all go through that table.
 
 mod builtin;
