@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use k3_kernel::{Bf16Rows, Bf16Tiled, F32Rows, Kernels, Matrix, Mxfp4};
 use k3_pipeline::model::config::ModelConfig;
 use k3_pipeline::model::layout;
-use k3_pipeline::model::tensors::{DType, ExpertExtents, Extent, MatrixExtent, ModelTensors, VectorRef};
+use k3_pipeline::model::tensors::{
+    DType, ExpertExtents, Extent, MatrixExtent, MatrixKind, ModelTensors, VectorRef,
+};
 use k3_pipeline::schedule::{BlockId, BlockShape, Partition, PassMatrix, pass_matrices};
 use k3_pipeline::source::{Block, Expert, ExpertRequest, ExpertSource, WeightSource};
 use k3_pipeline::store::StoreError;
@@ -95,6 +97,13 @@ impl ResidentWeights {
         let MatrixExtent { extent, dtype, .. } = tensors.embed;
         let embed = widen(files.bytes(extent), dtype);
         Self { blocks, first_of_head, end: 0, next: 0, embed, hidden: config.hidden }
+    }
+
+    /// Drops the blocks before the first of `kind`: a pass begins there.
+    pub fn begin_at(&mut self, kind: MatrixKind) {
+        let first = self.blocks.iter().position(|b| b.shape.id.kind == kind).unwrap_or(0);
+        self.blocks.drain(..first);
+        self.first_of_head -= first;
     }
 
     /// Overwrites one element of a stored matrix, for tests of damage. Row-major blocks only.

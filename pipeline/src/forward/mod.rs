@@ -9,6 +9,7 @@ mod attention_kda;
 mod attention_mla;
 mod error;
 mod feed_forward;
+mod half;
 mod head;
 mod residual;
 mod vectors;
@@ -22,9 +23,10 @@ use std::time::{Duration, Instant};
 use k3_kernel::{Columns, Kernels};
 
 pub use error::RunError;
+pub use half::LayerHalf;
 pub use vectors::{AttentionVectors, LayerVectors, MissingVector, ModelVectors, MoeVectors};
 
-use crate::model::config::{Attention, FeedForward, ModelConfig};
+use crate::model::config::ModelConfig;
 use crate::source::{ExpertSource, WeightSource};
 use crate::state::SequenceState;
 use crate::team::Team;
@@ -297,39 +299,37 @@ impl Executor {
         rows: usize,
         mut tap: Option<&mut dyn Tap>,
     ) -> (Result<(), RunError>, Duration) {
-        let mut walk = Walk {
-            tools: Tools {
-                kernels: self.kernels,
-                team: &mut self.team,
-                scratch: &mut self.workspace.scratch,
-            },
+        let Parts { mut pass, mut walk, head, vectors } = self.parts(tokens, rows);
+        let result = pass
+            .layers(&mut walk, vectors, runs, (rows > 0, &mut tap))
+            .and_then(|()| pass.head(&mut walk, vectors, runs, head, &mut tap));
+        (result, walk.waited)
+    }
+
+    /// Activations and tools of a pass, side by side.
+    fn parts(&mut self, tokens: usize, rows: usize) -> Parts<'_> {
+        let (hidden, workspace) = (self.config.hidden, &mut self.workspace);
+        let walk = Walk {
+            tools: Tools { kernels: self.kernels, team: &mut self.team, scratch: &mut workspace.scratch },
             weights: &mut *self.weights,
             experts: &mut *self.experts,
             cancel: &self.cancel,
             waited: Duration::ZERO,
         };
-        let mut pass = Pass {
+        let pass = Pass {
             config: &self.config,
             tokens,
-            residual: Residual::new(
-                &mut self.workspace.prefix,
-                &mut self.workspace.snapshots,
-                self.config.hidden,
-                tokens,
-            ),
-            mixed: &mut self.workspace.mixed[..tokens * self.config.hidden],
-            normed: &mut self.workspace.normed[..tokens * self.config.hidden],
-            phase: &mut self.workspace.phase,
-            routing: &mut self.workspace.routing,
+            residual: Residual::new(&mut workspace.prefix, &mut workspace.snapshots, hidden, tokens),
+            mixed: &mut workspace.mixed[..tokens * hidden],
+            normed: &mut workspace.normed[..tokens * hidden],
+            phase: &mut workspace.phase,
+            routing: &mut workspace.routing,
         };
         let head = head::HeadBuffers {
-            input: &mut self.workspace.head_input[..rows * self.config.hidden],
-            logits: &mut self.workspace.logits[..rows * self.config.vocab],
+            input: &mut workspace.head_input[..rows * hidden],
+            logits: &mut workspace.logits[..rows * self.config.vocab],
         };
-        let result = pass
-            .layers(&mut walk, &self.vectors, runs, (rows > 0, &mut tap))
-            .and_then(|()| pass.head(&mut walk, &self.vectors, runs, head, &mut tap));
-        (result, walk.waited)
+        Parts { pass, walk, head, vectors: &self.vectors }
     }
 
     /// Makes the first `tokens` of the draft of `state` part of the sequence and drops the rest. Reads
@@ -352,6 +352,14 @@ impl Executor {
         state.finish(tokens);
         Ok(())
     }
+}
+
+/// What a pass needs of an executor.
+struct Parts<'e> {
+    pass: Pass<'e>,
+    walk: Walk<'e>,
+    head: head::HeadBuffers<'e>,
+    vectors: &'e ModelVectors,
 }
 
 /// Activations of a pass under way.
@@ -389,20 +397,14 @@ impl Pass<'_> {
                 self.residual.snapshot();
             }
             self.norm(walk, &vectors.input_norm)?;
-            match kind.attention {
-                Attention::Kda => self.attention_kda(walk, layer, &vectors.attention, runs)?,
-                Attention::Mla => self.attention_mla(walk, layer, &vectors.attention, runs)?,
-            }
+            self.attention(walk, (layer, kind), vectors, runs)?;
             self.tap(tap, TapPoint::AttentionOut, Some(layer));
             self.residual.add(walk, self.mixed)?;
 
             self.residual.mix(walk, config, vectors.mlp_mix.as_deref(), self.mixed)?;
             self.tap(tap, TapPoint::MlpMix, Some(layer));
             self.norm(walk, &vectors.post_attention_norm)?;
-            match (kind.feed_forward, &vectors.moe) {
-                (FeedForward::Moe, Some(moe)) => self.experts(walk, layer, moe, tap)?,
-                _ => self.dense(walk, layer)?,
-            }
+            self.feed_forward(walk, (layer, kind), vectors, tap)?;
             self.tap(tap, TapPoint::MlpOut, Some(layer));
             self.residual.add(walk, self.mixed)?;
             if let Some(tap) = tap {

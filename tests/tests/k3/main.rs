@@ -6,6 +6,7 @@ mod engine;
 mod forward;
 mod full_scale;
 mod golden_snapshots;
+mod layer_vectors;
 mod options;
 mod refused_checkpoints;
 mod refused_configs;

@@ -78,7 +78,7 @@ impl Fill for Random {
 }
 
 /// The configuration of a golden model with some fields changed.
-fn config_with(changes: &[(&str, Value)]) -> String {
+pub(crate) fn config_with(changes: &[(&str, Value)]) -> String {
     let text = std::fs::read_to_string(golden_model("k3-tiny-a").join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
     for (path, value) in changes {
