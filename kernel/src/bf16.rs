@@ -7,12 +7,19 @@
 
 use core::ops::Range;
 
+use source::{Bf16Any, Source, tile_chunk};
+use transposed::transposed;
+
 use crate::dispatch::{Kernels, dispatch};
 use crate::hn::{HnTiled, QUAD_COLS};
-use crate::lanes::LANES;
 use crate::out::{Columns, Out};
 use crate::tile::{COLUMN_BYTES, TileLanes};
 use crate::weights::{Bf16Rows, Bf16Tiled, F32Rows, Matrix, TILE_ROWS, tiled_bytes};
+
+mod source;
+#[cfg(test)]
+mod tests;
+mod transposed;
 
 /// Columns of a chunk.
 const CHUNK: usize = 256;
@@ -39,26 +46,24 @@ impl Kernels {
         assert_eq!((out.rows(), out.count()), (rows.len(), x.count), "rows and columns of the output");
         let tiled = matches!(w, Matrix::Bf16Tiled(_) | Matrix::Hn(_));
         assert!(!tiled || rows.start.is_multiple_of(TILE_ROWS), "row {} does not begin a tile", rows.start);
-        match w {
-            Matrix::Bf16Rows(w) => {
-                dispatch!(self, many, (w: Bf16Rows<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>));
-            }
-            Matrix::F32Rows(w) => {
-                dispatch!(self, many, (w: F32Rows<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>));
-            }
+        let w = match w {
             Matrix::Bf16Tiled(w) if x.count == 1 => {
                 dispatch!(self, one, (w: Bf16Tiled<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>));
-            }
-            Matrix::Bf16Tiled(w) => {
-                dispatch!(self, many, (w: Bf16Tiled<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>));
+                return;
             }
             Matrix::Hn(w) if x.count == 1 => {
                 dispatch!(self, one, (w: HnTiled<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>));
+                return;
             }
-            Matrix::Hn(w) => {
-                dispatch!(self, many, (w: HnTiled<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>));
+            Matrix::F32Rows(w) => {
+                dispatch!(self, many, (w: F32Rows<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>));
+                return;
             }
-        }
+            Matrix::Bf16Rows(w) => Bf16Any::Rows(w),
+            Matrix::Bf16Tiled(w) => Bf16Any::Tiled(w),
+            Matrix::Hn(w) => Bf16Any::Hn(w),
+        };
+        dispatch!(self, many, (w: Bf16Any<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>));
     }
 
     /// `y = W[rows]^T x`: "C256" with rows in the place of columns, so the sum of each column of W runs over
@@ -104,178 +109,6 @@ pub fn untile_rows(src: Bf16Tiled<'_>, dst: &mut [u8]) {
             to.copy_from_slice(&column[at..at + 2]);
         }
     }
-}
-
-/// A matrix of which any chunk of a tile can be had as columns of 16 weights.
-trait Source: Copy {
-    /// The 16 weights.
-    type Column: Copy;
-    /// 16 zeros.
-    const ZEROS: Self::Column;
-
-    fn cols(&self) -> usize;
-    fn widen<L: TileLanes>(l: L, column: &Self::Column) -> [L::F; 2];
-    /// The columns `cols` (at most a chunk) of the 16 rows from `row` on; rows past the end of the matrix
-    /// may hold anything. `buffer` is for a source that must make them.
-    fn chunk<'c, L: TileLanes>(
-        &'c self,
-        l: L,
-        row: usize,
-        cols: Range<usize>,
-        buffer: &'c mut [Self::Column; CHUNK],
-    ) -> &'c [Self::Column];
-}
-
-impl Source for Bf16Tiled<'_> {
-    type Column = [u8; COLUMN_BYTES];
-    const ZEROS: Self::Column = [0; COLUMN_BYTES];
-
-    #[inline(always)]
-    fn cols(&self) -> usize {
-        self.cols()
-    }
-
-    #[inline(always)]
-    fn widen<L: TileLanes>(l: L, column: &Self::Column) -> [L::F; 2] {
-        l.bf16_column(column)
-    }
-
-    #[inline(always)]
-    fn chunk<'c, L: TileLanes>(
-        &'c self,
-        _: L,
-        row: usize,
-        cols: Range<usize>,
-        _: &'c mut [Self::Column; CHUNK],
-    ) -> &'c [Self::Column] {
-        &self.tile(row / TILE_ROWS)[cols]
-    }
-}
-
-impl Source for HnTiled<'_> {
-    type Column = [u8; COLUMN_BYTES];
-    const ZEROS: Self::Column = [0; COLUMN_BYTES];
-
-    #[inline(always)]
-    fn cols(&self) -> usize {
-        self.cols()
-    }
-
-    #[inline(always)]
-    fn widen<L: TileLanes>(l: L, column: &Self::Column) -> [L::F; 2] {
-        l.bf16_column(column)
-    }
-
-    #[inline(always)]
-    fn chunk<'c, L: TileLanes>(
-        &'c self,
-        l: L,
-        row: usize,
-        cols: Range<usize>,
-        buffer: &'c mut [Self::Column; CHUNK],
-    ) -> &'c [Self::Column] {
-        let tile = row / TILE_ROWS;
-        let quads = &self.tile(tile)[cols.start / QUAD_COLS..cols.end.div_ceil(QUAD_COLS)];
-        let table = l.hn_table(self.table());
-        for (quad, columns) in quads.iter().zip(buffer.as_chunks_mut::<QUAD_COLS>().0) {
-            l.hn_decode(quad, table, columns);
-        }
-        for escape in self.escapes(tile, cols.clone()) {
-            buffer[escape.col - cols.start][escape.row * 2 + 1] = escape.high;
-        }
-        &buffer[..cols.len()]
-    }
-}
-
-impl Source for Bf16Rows<'_> {
-    type Column = [u8; COLUMN_BYTES];
-    const ZEROS: Self::Column = [0; COLUMN_BYTES];
-
-    #[inline(always)]
-    fn cols(&self) -> usize {
-        self.cols()
-    }
-
-    #[inline(always)]
-    fn widen<L: TileLanes>(l: L, column: &Self::Column) -> [L::F; 2] {
-        l.bf16_column(column)
-    }
-
-    #[inline(always)]
-    fn chunk<'c, L: TileLanes>(
-        &'c self,
-        l: L,
-        row: usize,
-        cols: Range<usize>,
-        buffer: &'c mut [Self::Column; CHUNK],
-    ) -> &'c [Self::Column] {
-        tile_chunk(l, self, row, cols.clone(), &mut buffer[..cols.len()]);
-        &buffer[..cols.len()]
-    }
-}
-
-impl Source for F32Rows<'_> {
-    type Column = [u8; TILE_ROWS * 4];
-    const ZEROS: Self::Column = [0; TILE_ROWS * 4];
-
-    #[inline(always)]
-    fn cols(&self) -> usize {
-        self.cols()
-    }
-
-    #[inline(always)]
-    fn widen<L: TileLanes>(l: L, column: &Self::Column) -> [L::F; 2] {
-        l.f32_column(column)
-    }
-
-    #[inline(always)]
-    fn chunk<'c, L: TileLanes>(
-        &'c self,
-        _: L,
-        row: usize,
-        cols: Range<usize>,
-        buffer: &'c mut [Self::Column; CHUNK],
-    ) -> &'c [Self::Column] {
-        for r in 0..TILE_ROWS.min(self.rows() - row) {
-            let weights = &self.row(row + r).as_chunks::<4>().0[cols.clone()];
-            for (column, weight) in buffer.iter_mut().zip(weights) {
-                column[r * 4..r * 4 + 4].copy_from_slice(weight);
-            }
-        }
-        &buffer[..cols.len()]
-    }
-}
-
-/// The columns `cols` of the 16 rows from `row` on, as a tile; rows past the end of the matrix repeat the
-/// last one.
-#[inline(always)]
-fn tile_chunk<L: TileLanes>(
-    l: L,
-    src: &Bf16Rows<'_>,
-    row: usize,
-    cols: Range<usize>,
-    to: &mut [[u8; COLUMN_BYTES]],
-) {
-    let last = src.rows() - 1;
-    let rows: [&[[u8; 2]]; TILE_ROWS] =
-        core::array::from_fn(|r| &src.row(last.min(row + r)).as_chunks().0[cols.clone()]);
-    let (blocks, rest) = to.as_chunks_mut::<LANES>();
-    for (b, block) in blocks.iter_mut().enumerate() {
-        let from: [&[u8; 16]; TILE_ROWS] = core::array::from_fn(|r| block_of(rows[r], b));
-        l.transpose(&from, block);
-    }
-    let done = blocks.len() * LANES;
-    for (c, column) in rest.iter_mut().enumerate() {
-        for (weight, row) in column.as_chunks_mut::<2>().0.iter_mut().zip(&rows) {
-            *weight = row[done + c];
-        }
-    }
-}
-
-/// The bytes of the weights `8 b .. 8 b + 8`.
-#[inline(always)]
-fn block_of(row: &[[u8; 2]], b: usize) -> &[u8; 16] {
-    &row.as_flattened().as_chunks().0[b]
 }
 
 #[inline(always)]
@@ -399,7 +232,7 @@ impl Streamed for Bf16Tiled<'_> {
             }
             add_sums(l, &mut totals, sums);
         }
-        core::array::from_fn(|i| l.rows(totals[i]))
+        ordered(l, totals)
     }
 }
 
@@ -453,8 +286,18 @@ impl Streamed for HnTiled<'_> {
             }
             add_sums(l, &mut totals, sums);
         }
-        core::array::from_fn(|i| l.rows(totals[i]))
+        ordered(l, totals)
     }
+}
+
+/// The rows of each tile in their order. (A loop: a closure is compiled without the instruction set.)
+#[inline(always)]
+fn ordered<L: TileLanes, const N: usize>(l: L, totals: [[L::F; 2]; N]) -> [[f32; TILE_ROWS]; N] {
+    let mut rows = [[0.0; TILE_ROWS]; N];
+    for (rows, total) in rows.iter_mut().zip(totals) {
+        *rows = l.rows(total);
+    }
+    rows
 }
 
 #[inline(always)]
@@ -499,80 +342,3 @@ fn settle(y: &mut [f32]) {
         *y = if y.is_nan() { f32::NAN } else { *y };
     }
 }
-
-/// A row-major matrix, 16 columns of a row at a time.
-trait RowMajor: Source {
-    /// The columns `16 b .. 16 b + 16` of a row, zeros past its end.
-    fn block(&self, row: usize, b: usize) -> Self::Column;
-}
-
-impl RowMajor for Bf16Rows<'_> {
-    #[inline(always)]
-    fn block(&self, row: usize, b: usize) -> Self::Column {
-        let (blocks, rest) = self.row(row).as_chunks();
-        blocks.get(b).copied().unwrap_or_else(|| padded(rest))
-    }
-}
-
-impl RowMajor for F32Rows<'_> {
-    #[inline(always)]
-    fn block(&self, row: usize, b: usize) -> Self::Column {
-        let (blocks, rest) = self.row(row).as_chunks();
-        blocks.get(b).copied().unwrap_or_else(|| padded(rest))
-    }
-}
-
-#[inline(always)]
-fn padded<const N: usize>(rest: &[u8]) -> [u8; N] {
-    let mut block = [0; N];
-    block[..rest.len()].copy_from_slice(rest);
-    block
-}
-
-/// Blocks of 16 columns whose sums are held at once.
-const BLOCKS: usize = 4;
-
-#[inline(always)]
-fn transposed<L: TileLanes, S: RowMajor>(l: L, w: S, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
-    let mut b = 0;
-    for y in y.chunks_mut(TILE_ROWS * BLOCKS) {
-        if y.len() == TILE_ROWS * BLOCKS {
-            column_sums::<L, S, BLOCKS>(l, w, rows.start, x, (b, y));
-        } else {
-            for (i, y) in y.chunks_mut(TILE_ROWS).enumerate() {
-                column_sums::<L, S, 1>(l, w, rows.start, x, (b + i, y));
-            }
-        }
-        b += BLOCKS;
-    }
-}
-
-/// The sums of the blocks of columns `b..b + N`, over the rows from `row` on.
-#[inline(always)]
-fn column_sums<L: TileLanes, S: RowMajor, const N: usize>(
-    l: L,
-    w: S,
-    mut row: usize,
-    x: &[f32],
-    (b, y): (usize, &mut [f32]),
-) {
-    let mut totals = [[l.splat(0.0); 2]; N];
-    for x in x.chunks(CHUNK) {
-        let mut sums = [[l.splat(0.0); 2]; N];
-        for &x in x {
-            let x = l.splat(x);
-            for (i, sum) in sums.iter_mut().enumerate() {
-                let w = S::widen(l, &w.block(row, b + i));
-                *sum = [l.fma(w[0], x, sum[0]), l.fma(w[1], x, sum[1])];
-            }
-            row += 1;
-        }
-        add_sums(l, &mut totals, sums);
-    }
-    for (i, y) in y.chunks_mut(TILE_ROWS).enumerate() {
-        put_tile(y, 0, l.rows(totals[i]));
-    }
-}
-
-#[cfg(test)]
-mod tests;

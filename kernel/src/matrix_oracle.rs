@@ -1,6 +1,10 @@
 //! Matrix products as the formulas say them, one output at a time, and in f64.
 
+use core::ops::Range;
+
+use crate::dispatch::{Kernels, dispatch};
 use crate::isa::scalar;
+use crate::weights::{Bf16Rows, Mxfp4};
 
 /// The product of one row, "C256": see [`crate::bf16`].
 #[must_use]
@@ -80,4 +84,64 @@ fn power(n: i32) -> f64 {
 fn round_ties_even(x: f64) -> i64 {
     const SHIFT: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
     ((x + SHIFT) - SHIFT) as i64
+}
+
+/// Products of a row with f64 lanes, as engines work that widen every weight: benchmarks compare with them.
+pub trait F64Lanes: Copy {
+    /// A row of bf16 weights, 16 at a time.
+    fn bf16_dot(self, w: &[[u8; 32]], x: &[[f32; 16]]) -> f64;
+    /// A row of MXFP4 weights.
+    fn mxfp4_dot(self, codes: &[[u8; 16]], scales: &[u8], x: &[[f32; 32]]) -> f64;
+}
+
+impl F64Lanes for scalar::Scalar {
+    #[inline(always)]
+    fn bf16_dot(self, w: &[[u8; 32]], x: &[[f32; 16]]) -> f64 {
+        let w = w.as_flattened().as_chunks().0;
+        w.iter().zip(x.as_flattened()).map(|(w, x)| f64::from(widen(*w)) * f64::from(*x)).sum()
+    }
+
+    #[inline(always)]
+    fn mxfp4_dot(self, codes: &[[u8; 16]], scales: &[u8], x: &[[f32; 32]]) -> f64 {
+        mxfp4_f64(codes.as_flattened(), scales, x.as_flattened())
+    }
+}
+
+#[cfg(all(feature = "neon", target_arch = "aarch64"))]
+impl F64Lanes for crate::isa::neon::Neon {
+    #[inline(always)]
+    fn bf16_dot(self, w: &[[u8; 32]], x: &[[f32; 16]]) -> f64 {
+        scalar::Scalar.bf16_dot(w, x)
+    }
+
+    #[inline(always)]
+    fn mxfp4_dot(self, codes: &[[u8; 16]], scales: &[u8], x: &[[f32; 32]]) -> f64 {
+        scalar::Scalar.mxfp4_dot(codes, scales, x)
+    }
+}
+
+impl Kernels {
+    /// `y = W[rows] x` with f64 lanes; whole groups of 16 columns only.
+    pub fn bf16_f64_lanes(self, w: Bf16Rows<'_>, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
+        dispatch!(self, bf16_rows, (w: Bf16Rows<'_>, rows: Range<usize>, x: &[f32], y: &mut [f32]));
+    }
+
+    /// `y = W[rows] x` with f64 lanes.
+    pub fn mxfp4_f64_lanes(self, w: Mxfp4<'_>, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
+        dispatch!(self, mxfp4_rows, (w: Mxfp4<'_>, rows: Range<usize>, x: &[f32], y: &mut [f32]));
+    }
+}
+
+#[inline(always)]
+fn bf16_rows<L: F64Lanes>(l: L, w: Bf16Rows<'_>, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
+    for (row, y) in rows.zip(y) {
+        *y = l.bf16_dot(w.row(row).as_chunks().0, x.as_chunks().0) as f32;
+    }
+}
+
+#[inline(always)]
+fn mxfp4_rows<L: F64Lanes>(l: L, w: Mxfp4<'_>, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
+    for (row, y) in rows.zip(y) {
+        *y = l.mxfp4_dot(w.packed_row(row).as_chunks().0, w.scale_row(row), x.as_chunks().0) as f32;
+    }
 }

@@ -290,6 +290,11 @@ impl<'a> Mxfp4<'a> {
         self.cols / GROUP_COLS
     }
 
+    /// All codes and all scale bytes.
+    pub(crate) fn parts(&self) -> (&'a [u8], &'a [u8]) {
+        (self.packed, self.scales)
+    }
+
     /// The codes of one row, two to a byte.
     ///
     /// # Panics

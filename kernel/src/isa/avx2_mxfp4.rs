@@ -9,13 +9,13 @@ use core::arch::x86_64::*;
 
 use crate::isa::avx2::Avx2;
 use crate::lanes::LANES;
-use crate::mxfp4::{CodeLanes, DIGITS, PAIR_CODES, PAIR_DIGITS};
+use crate::mxfp4::{CodeLanes, DIGITS, EightRows, PAIR_CODES, PAIR_DIGITS};
 
 /// 2 * E2M1 + 12 of each code.
 const RAISED: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 impl Avx2 {
-    /// The weights of two groups: even columns, odd columns.
+    /// The weights of two groups of a row: even columns, odd columns.
     #[inline(always)]
     fn raised(self, row: &[u8; PAIR_CODES]) -> [__m256i; 2] {
         // SAFETY: `self` proves AVX2; 32 bytes of `row` and 16 of the table are readable, unaligned.
@@ -27,20 +27,10 @@ impl Avx2 {
             [_mm256_shuffle_epi8(table, _mm256_and_si256(codes, mask)), _mm256_shuffle_epi8(table, odd)]
         }
     }
-}
 
-impl CodeLanes for Avx2 {
-    type Codes = [[__m256i; 2]; 2];
-    /// In each 128-bit lane (a group): two parts of the first row's sum, two of the second's.
-    type Dots = __m256i;
-
+    /// In each 128-bit lane (a group): two parts of the sum of row a, two of that of row b.
     #[inline(always)]
-    fn codes(self, a: &[u8; PAIR_CODES], b: &[u8; PAIR_CODES]) -> Self::Codes {
-        [self.raised(a), self.raised(b)]
-    }
-
-    #[inline(always)]
-    fn dots(self, [a, b]: Self::Codes, digits: &[u8; PAIR_DIGITS]) -> Self::Dots {
+    fn row_pair(self, a: [__m256i; 2], b: [__m256i; 2], digits: &[u8; PAIR_DIGITS]) -> __m256i {
         let (digits, _) = digits.as_chunks::<32>();
         // SAFETY: `self` proves AVX2; each load reads 32 bytes, unaligned. Four products of at most
         // 24 * 128 meet in an i16, and then eight.
@@ -60,17 +50,66 @@ impl CodeLanes for Avx2 {
         }
     }
 
+    /// The sums of 8 rows, less the surplus, from what [`Self::row_pair`] leaves of them.
     #[inline(always)]
-    fn gather(self, dots: [Self::Dots; 4], surplus: [i32; 2]) -> [Self::I; 2] {
+    fn gather(self, pairs: [__m256i; 4], surplus: [i32; 2]) -> [__m256i; 2] {
         // SAFETY: `self` proves AVX2.
         unsafe {
-            let low = _mm256_hadd_epi32(dots[0], dots[1]);
-            let high = _mm256_hadd_epi32(dots[2], dots[3]);
+            let low = _mm256_hadd_epi32(pairs[0], pairs[1]);
+            let high = _mm256_hadd_epi32(pairs[2], pairs[3]);
             [
                 _mm256_sub_epi32(_mm256_permute2x128_si256::<0x20>(low, high), _mm256_set1_epi32(surplus[0])),
                 _mm256_sub_epi32(_mm256_permute2x128_si256::<0x31>(low, high), _mm256_set1_epi32(surplus[1])),
             ]
         }
+    }
+}
+
+impl CodeLanes for Avx2 {
+    type Codes = [[__m256i; 2]; LANES];
+
+    #[inline(always)]
+    fn codes(self, rows: EightRows<'_>, at: usize) -> Self::Codes {
+        let rows = rows.at(at);
+        [
+            self.raised(rows[0]),
+            self.raised(rows[1]),
+            self.raised(rows[2]),
+            self.raised(rows[3]),
+            self.raised(rows[4]),
+            self.raised(rows[5]),
+            self.raised(rows[6]),
+            self.raised(rows[7]),
+        ]
+    }
+
+    #[inline(always)]
+    fn dots(self, c: &Self::Codes, digits: &[u8; PAIR_DIGITS], surplus: [i32; 2]) -> [Self::I; 2] {
+        let pairs = [
+            self.row_pair(c[0], c[1], digits),
+            self.row_pair(c[2], c[3], digits),
+            self.row_pair(c[4], c[5], digits),
+            self.row_pair(c[6], c[7], digits),
+        ];
+        self.gather(pairs, surplus)
+    }
+
+    #[inline(always)]
+    fn dots_at(
+        self,
+        rows: EightRows<'_>,
+        at: usize,
+        digits: &[u8; PAIR_DIGITS],
+        surplus: [i32; 2],
+    ) -> [Self::I; 2] {
+        let rows = rows.at(at);
+        let pairs = [
+            self.row_pair(self.raised(rows[0]), self.raised(rows[1]), digits),
+            self.row_pair(self.raised(rows[2]), self.raised(rows[3]), digits),
+            self.row_pair(self.raised(rows[4]), self.raised(rows[5]), digits),
+            self.row_pair(self.raised(rows[6]), self.raised(rows[7]), digits),
+        ];
+        self.gather(pairs, surplus)
     }
 
     #[inline(always)]
@@ -84,10 +123,14 @@ impl CodeLanes for Avx2 {
         let mut to = [[0; LANES]; 8];
         // SAFETY: `self` proves AVX2; each load reads 8 bytes, each store writes 16 of the 64.
         unsafe {
-            let row = |r: usize| _mm_loadl_epi64(from[r].as_ptr().cast());
+            macro_rules! row {
+                ($r:literal) => {
+                    _mm_loadl_epi64(from[$r].as_ptr().cast())
+                };
+            }
             // Rows r and r + 4 alternate, then all even and all odd rows, then all.
-            let (r04, r15) = (_mm_unpacklo_epi8(row(0), row(4)), _mm_unpacklo_epi8(row(1), row(5)));
-            let (r26, r37) = (_mm_unpacklo_epi8(row(2), row(6)), _mm_unpacklo_epi8(row(3), row(7)));
+            let (r04, r15) = (_mm_unpacklo_epi8(row!(0), row!(4)), _mm_unpacklo_epi8(row!(1), row!(5)));
+            let (r26, r37) = (_mm_unpacklo_epi8(row!(2), row!(6)), _mm_unpacklo_epi8(row!(3), row!(7)));
             let even = [_mm_unpacklo_epi8(r04, r26), _mm_unpackhi_epi8(r04, r26)];
             let odd = [_mm_unpacklo_epi8(r15, r37), _mm_unpackhi_epi8(r15, r37)];
             let to = to.as_flattened_mut().as_chunks_mut::<16>().0;
@@ -117,10 +160,10 @@ impl CodeLanes for Avx2 {
         // SAFETY: `self` proves AVX2; the stores write 16 bytes each.
         unsafe {
             let mask = _mm256_set1_epi32(255);
-            let v = v.map(|v| _mm256_and_si256(v, mask));
-            let words = [_mm256_packus_epi32(v[0], v[1]), _mm256_packus_epi32(v[2], v[3])];
+            let low = _mm256_packus_epi32(_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask));
+            let high = _mm256_packus_epi32(_mm256_and_si256(v[2], mask), _mm256_and_si256(v[3], mask));
             // In each lane: four values of each vector, in turn.
-            let fours = _mm256_packus_epi16(words[0], words[1]);
+            let fours = _mm256_packus_epi16(low, high);
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let ascending = _mm256_permutevar8x32_epi32(fours, order);
             let split = _mm256_broadcastsi128_si256(_mm_setr_epi8(

@@ -2,6 +2,8 @@
 
 #[cfg(all(feature = "avx2", target_arch = "x86_64"))]
 pub mod avx2;
+#[cfg(all(feature = "avx2", target_arch = "x86_64", any(test, feature = "testing")))]
+mod avx2_f64;
 #[cfg(all(feature = "avx2", target_arch = "x86_64"))]
 mod avx2_mxfp4;
 #[cfg(all(feature = "avx2", target_arch = "x86_64"))]

@@ -7,7 +7,7 @@ use core::array;
 
 use crate::isa::neon::Neon;
 use crate::lanes::LANES;
-use crate::mxfp4::{CodeLanes, DIGITS, PAIR_CODES, PAIR_DIGITS};
+use crate::mxfp4::{CodeLanes, DIGITS, EightRows, PAIR_CODES, PAIR_DIGITS};
 
 /// 2 * E2M1 of each code.
 const TWICE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -43,37 +43,39 @@ impl Neon {
 }
 
 impl CodeLanes for Neon {
-    /// [row][group][column parity]
-    type Codes = [[[int8x16_t; 2]; 2]; 2];
-    /// [group][row]
-    type Dots = [[int32x4_t; 2]; 2];
+    /// `[row][group][column parity]`
+    type Codes = [[[int8x16_t; 2]; 2]; LANES];
 
     #[inline(always)]
-    fn codes(self, a: &[u8; PAIR_CODES], b: &[u8; PAIR_CODES]) -> Self::Codes {
-        [self.twice(a), self.twice(b)]
+    fn codes(self, rows: EightRows<'_>, at: usize) -> Self::Codes {
+        rows.at(at).map(|row| self.twice(row))
     }
 
     #[inline(always)]
-    fn dots(self, [a, b]: Self::Codes, digits: &[u8; PAIR_DIGITS]) -> Self::Dots {
+    fn dots(self, codes: &Self::Codes, digits: &[u8; PAIR_DIGITS], _: [i32; 2]) -> [Self::I; 2] {
         let (halves, _) = digits.as_chunks::<16>();
         array::from_fn(|g| {
             // SAFETY: `self` proves NEON; 16 bytes are readable.
             let load = |i: usize| unsafe { vreinterpretq_s8_u8(vld1q_u8(halves[i].as_ptr())) };
             let digits = array::from_fn(|digit| [load(digit * 4 + g), load(digit * 4 + 2 + g)]);
-            [self.group_dot(a[g], &digits), self.group_dot(b[g], &digits)]
+            let row = |r: usize| self.group_dot(codes[r][g], &digits);
+            // SAFETY: `self` proves NEON.
+            let four = |r: usize| unsafe {
+                vpaddq_s32(vpaddq_s32(row(r), row(r + 1)), vpaddq_s32(row(r + 2), row(r + 3)))
+            };
+            (four(0), four(4))
         })
     }
 
     #[inline(always)]
-    fn gather(self, dots: [Self::Dots; 4], _: [i32; 2]) -> [Self::I; 2] {
-        array::from_fn(|g| {
-            // SAFETY: `self` proves NEON.
-            let four = |i: usize| unsafe {
-                let two = |i: usize| vpaddq_s32(dots[i][g][0], dots[i][g][1]);
-                vpaddq_s32(two(i), two(i + 1))
-            };
-            (four(0), four(2))
-        })
+    fn dots_at(
+        self,
+        rows: EightRows<'_>,
+        at: usize,
+        digits: &[u8; PAIR_DIGITS],
+        surplus: [i32; 2],
+    ) -> [Self::I; 2] {
+        self.dots(&self.codes(rows, at), digits, surplus)
     }
 
     #[inline(always)]

@@ -4,51 +4,54 @@ use core::array;
 
 use crate::isa::scalar::Scalar;
 use crate::lanes::LANES;
-use crate::mxfp4::{CodeLanes, PAIR_CODES, PAIR_DIGITS};
+use crate::mxfp4::{CodeLanes, EightRows, PAIR_CODES, PAIR_DIGITS};
 use crate::weights::GROUP_COLS;
 
 /// 2 * E2M1 of each code.
 const TWICE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl CodeLanes for Scalar {
-    /// [row][column parity][group, 16 columns]
-    type Codes = [[[i8; GROUP_COLS]; 2]; 2];
-    /// `[row][group]`
-    type Dots = [[i32; 2]; 2];
+    /// `[row][column parity][group, 16 columns]`
+    type Codes = [[[i8; GROUP_COLS]; 2]; LANES];
 
     #[inline(always)]
-    fn codes(self, a: &[u8; PAIR_CODES], b: &[u8; PAIR_CODES]) -> Self::Codes {
-        [a, b].map(|row| {
+    fn codes(self, rows: EightRows<'_>, at: usize) -> Self::Codes {
+        rows.at::<PAIR_CODES>(at).map(|row| {
             [row.map(|two| TWICE[usize::from(two & 15)]), row.map(|two| TWICE[usize::from(two >> 4)])]
         })
     }
 
     #[inline(always)]
-    fn dots(self, codes: Self::Codes, digits: &[u8; PAIR_DIGITS]) -> Self::Dots {
-        let mut dots = [[0; 2]; 2];
+    fn dots(self, codes: &Self::Codes, digits: &[u8; PAIR_DIGITS], _: [i32; 2]) -> [Self::I; 2] {
         let (halves, _) = digits.as_chunks::<16>();
-        for (dots, row) in dots.iter_mut().zip(&codes) {
-            for (group, dot) in dots.iter_mut().enumerate() {
+        array::from_fn(|group| {
+            array::from_fn(|row| {
+                let mut dot = 0;
                 for (digit, weight) in [1, 1 << 8, 1 << 16].into_iter().enumerate() {
-                    for (parity, codes) in row.iter().enumerate() {
+                    for (parity, codes) in codes[row].iter().enumerate() {
                         let digits = &halves[digit * 4 + parity * 2 + group];
                         let codes = &codes.as_chunks::<16>().0[group];
-                        let sum: i32 = codes
+                        let products = codes
                             .iter()
                             .zip(digits)
-                            .map(|(&w, &d)| i32::from(w) * i32::from(d.cast_signed()))
-                            .sum();
-                        *dot += sum * weight;
+                            .map(|(&w, &d)| i32::from(w) * i32::from(d.cast_signed()));
+                        dot += products.sum::<i32>() * weight;
                     }
                 }
-            }
-        }
-        dots
+                dot
+            })
+        })
     }
 
     #[inline(always)]
-    fn gather(self, dots: [Self::Dots; 4], _: [i32; 2]) -> [Self::I; 2] {
-        array::from_fn(|group| array::from_fn(|row| dots[row / 2][row % 2][group]))
+    fn dots_at(
+        self,
+        rows: EightRows<'_>,
+        at: usize,
+        digits: &[u8; PAIR_DIGITS],
+        surplus: [i32; 2],
+    ) -> [Self::I; 2] {
+        self.dots(&self.codes(rows, at), digits, surplus)
     }
 
     #[inline(always)]
