@@ -4,6 +4,7 @@
 // A task runner talks to its user on the terminal.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod bench;
 mod cache_sim;
 mod check;
 mod golden;
@@ -29,6 +30,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Times every kernel beside the read bandwidth of the same run and a body with f64 lanes.
+    Bench(bench::Options),
     /// Replays a trace of expert requests through the cache policies.
     CacheSim(cache_sim::Options),
     /// The whole gate: format, lints, tidy, tests, golden snapshots, docs.
@@ -75,6 +78,7 @@ fn cargo() -> Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
+        Task::Bench(options) => bench::run(&options),
         Task::CacheSim(options) => cache_sim::run(&options),
         Task::Check => check::run(),
         Task::Golden(args) => golden::run(&args),
