@@ -10,3 +10,4 @@ mod layer_vectors;
 mod options;
 mod refused_checkpoints;
 mod refused_configs;
+mod refused_inputs;

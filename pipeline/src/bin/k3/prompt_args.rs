@@ -15,8 +15,8 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 #[derive(Clone, Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct PromptArgs {
-    /// The prompt.
-    #[arg(value_name = "PROMPT", allow_hyphen_values = true)]
+    /// The prompt; one that begins with a dash follows --.
+    #[arg(value_name = "PROMPT")]
     text: Option<String>,
     /// The prompt, as an option.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
