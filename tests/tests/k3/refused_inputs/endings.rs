@@ -29,15 +29,15 @@ fn command(args: &[String]) -> Command {
     command
 }
 
-/// Waits for the end; a run that goes on all the same is killed.
+/// Waits for the end; a run that goes on all the same is killed, and has no exit code.
 fn wait(child: &mut Child, since: Instant) -> (ExitStatus, Duration) {
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return (status, since.elapsed());
         }
         if since.elapsed() > 4 * ENDING_MAX {
+            // The caller sees that there is no exit code.
             child.kill().unwrap();
-            panic!("k3 goes on {:?} after it should have ended", since.elapsed());
         }
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -48,7 +48,7 @@ fn shards() -> Vec<Case> {
         from_model("a missing shard", |m| m.remove(SHARD), &[SHARD, "named in"]),
     ];
     let forbid = |m: &Model| {
-        fs::set_permissions(m.file(SHARD), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(m.file(SHARD), fs::Permissions::from_mode(0o000)).unwrap();
     };
     let case = from_model("a shard without permission", forbid, &[SHARD, "cannot be read"]);
     // Whoever can read it all the same (root) cannot be shown that it is unreadable.
