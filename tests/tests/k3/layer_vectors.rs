@@ -117,14 +117,14 @@ fn check(model: &Model, half: LayerHalf, golden: &Golden, case: &str, calls: &[(
 const THREE_CALLS: &[(&str, &str)] = &[("x0", "y0_f64"), ("x1", "y1_f64"), ("x2", "y2_f64")];
 
 #[test]
-fn linear_attention_with_its_caches() {
+fn linear_attention_is_that_of_the_released_code() {
     let golden = golden();
     let model = model(&golden, "kda_layer", ".self_attn.", &sizes(&[]));
     check(&model, LayerHalf::Attention, &golden, "kda_layer", THREE_CALLS);
 }
 
 #[test]
-fn latent_attention_with_its_cache() {
+fn latent_attention_is_that_of_the_released_code() {
     let golden = golden();
     let lists =
         [("linear_attn_config.full_attn_layers", json!([1])), ("linear_attn_config.kda_layers", json!([]))];
@@ -133,7 +133,7 @@ fn latent_attention_with_its_cache() {
 }
 
 #[test]
-fn a_block_of_latent_experts() {
+fn latent_experts_are_those_of_the_released_code() {
     let golden = golden();
     let moe_first = [("first_k_dense_replace", json!(0))];
     let model = model(&golden, "latent_moe", ".block_sparse_moe.", &sizes(&moe_first));

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use k3_kernel::hn::{hn_encode, hn_encoded_max};
 use k3_kernel::weights::tiled_bytes;
-use k3_kernel::{
-    Bf16Rows, Bf16Tiled, Columns, HnTiled, Kernels, Matrix, Mxfp4, Out, Q23, q23_bytes,
-};
+use k3_kernel::{Bf16Rows, Bf16Tiled, Columns, HnTiled, Kernels, Matrix, Mxfp4, Out, Q23, q23_bytes};
 
 use super::Case;
 use super::measure::{Pages, Work, part};
@@ -276,8 +274,14 @@ fn dense_cases(kernels: Kernels, form: Form, kernel: &'static str, batches: &[us
         for &batch in if cold { batches } else { &[1] } {
             let flops = (2 * rows / parts * cols) as f64;
             let x = inputs(cols, batch);
-            let reference =
-                DenseReference { kernels, bytes: row_major.clone(), rows, cols, x: x[..cols].to_vec(), parts };
+            let reference = DenseReference {
+                kernels,
+                bytes: row_major.clone(),
+                rows,
+                cols,
+                x: x[..cols].to_vec(),
+                parts,
+            };
             cases.push(Case {
                 kernel,
                 shape: format!("{rows}x{cols}"),
@@ -367,7 +371,13 @@ fn transposed_cases(kernels: Kernels) -> Vec<Case> {
         cold: false,
         flops: (2 * rows * rank) as f64,
         bytes: (2 * rows * rank) as f64,
-        work: Box::new(Transposed { kernels, bytes: bf16_bytes(rows, rank), rows, cols: rank, x: inputs(nope, 1) }),
+        work: Box::new(Transposed {
+            kernels,
+            bytes: bf16_bytes(rows, rank),
+            rows,
+            cols: rank,
+            x: inputs(nope, 1),
+        }),
         reference: None,
     }]
 }
@@ -383,7 +393,11 @@ impl Work for Tile {
     fn worker(&self, thread: usize, threads: usize) -> Box<dyn FnMut(usize) + '_> {
         let rows = part(self.rows, 16, thread, threads);
         let row_bytes = self.cols * 2;
-        let src = Bf16Rows::new(&self.bytes.get()[rows.start * row_bytes..rows.end * row_bytes], rows.len(), self.cols);
+        let src = Bf16Rows::new(
+            &self.bytes.get()[rows.start * row_bytes..rows.end * row_bytes],
+            rows.len(),
+            self.cols,
+        );
         let mut tiled = Pages::new(rows.len() * row_bytes);
         Box::new(move |_| {
             if let Ok(src) = src {
