@@ -96,8 +96,27 @@ pub fn assert_refused(case: &str, args: &[&str], code: i32, says: &[&str]) {
     assert!(ended.stdout.is_empty(), "{shown}");
     assert!(!ended.stderr.contains("panicked"), "{shown}");
     assert!(!ended.stderr.trim_end().contains("\n\n"), "more than one paragraph; {shown}");
-    assert!(ended.took < REFUSAL_MAX, "{shown}");
+    assert!(is_soon(ended.took), "{shown}");
     for text in says {
         assert!(ended.stderr.contains(text), "does not say {text:?}; {shown}");
     }
+}
+
+/// Whether a refusal or an ending came soon. On a machine that is busy with other work only a hang can
+/// be told from a wait for a core.
+#[must_use]
+pub fn is_soon(took: Duration) -> bool {
+    took < if is_busy() { HANG_MIN } else { REFUSAL_MAX }
+}
+
+/// True when more threads want to run than there are cores.
+///
+/// # Panics
+/// When the system does not say.
+#[must_use]
+#[allow(clippy::expect_used)]
+pub fn is_busy() -> bool {
+    let load = std::fs::read_to_string("/proc/loadavg").expect("a load average");
+    let load = load.split_whitespace().next().and_then(|l| l.parse::<f64>().ok()).expect("a number");
+    load > std::thread::available_parallelism().map_or(1.0, |n| usize::from(n) as f64)
 }

@@ -1,7 +1,7 @@
 //! The full model's half a million tensors, with weight files that are all holes.
 
 use k3_pipeline::model::synth::{Sparse, write_checkpoint};
-use k3_tests::binary::run;
+use k3_tests::binary::{is_busy, run};
 
 /// Time to open it.
 const OPEN_SECONDS_MAX: f64 = 2.0;
@@ -35,11 +35,4 @@ fn opened(stderr: &str) -> (f64, f64) {
     let words: Vec<&str> = line.split_whitespace().collect();
     assert_eq!((words[5], words[7]), ("s;", "MB"), "{line}");
     (words[4].parse().unwrap(), words[6].parse::<f64>().unwrap() * 1e6)
-}
-
-/// True when more threads want to run than there are cores.
-fn is_busy() -> bool {
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap();
-    let load: f64 = load.split_whitespace().next().unwrap().parse().unwrap();
-    load > std::thread::available_parallelism().map_or(1.0, |n| usize::from(n) as f64)
 }
