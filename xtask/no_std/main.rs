@@ -2,7 +2,7 @@
 #![no_std]
 #![no_main]
 
-use k3_kernel::{Columns, Kernels, Out, kda, mla, moe};
+use k3_kernel::{Columns, Kernels, Out, kda, mla};
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
