@@ -7,11 +7,8 @@ use k3_kernel::hn::{hn_encode, hn_encoded_max};
 use k3_kernel::weights::tiled_bytes;
 use k3_kernel::{Bf16Rows, Bf16Tiled, Columns, HnTiled, Kernels, Matrix, Mxfp4, Out, Q23, q23_bytes};
 
-use super::Case;
 use super::measure::{Pages, Work, part};
-
-/// A maker of the cases of one kernel, with its name.
-pub type Maker = (&'static str, fn(Kernels) -> Vec<Case>);
+use super::{Case, Maker};
 
 /// All matrix kernels.
 pub const CASES: &[Maker] = &[

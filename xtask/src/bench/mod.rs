@@ -3,6 +3,7 @@
 
 mod matrices;
 mod measure;
+mod sequence;
 
 use std::path::PathBuf;
 
@@ -33,6 +34,9 @@ pub struct Options {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2])]
     threads: Vec<usize>,
 }
+
+/// A maker of the cases of one kernel, with its name.
+pub type Maker = (&'static str, fn(Kernels) -> Vec<Case>);
 
 /// One kernel at one shape.
 pub struct Case {
@@ -81,7 +85,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         "{:<18} {:<18} {:>2} {:>3} {:<5} {:>10} {:>8} {:>7} {:>7} {:>7}",
         "kernel", "shape", "th", "col", "state", "us/call", "GFLOP/s", "GB/s", "of read", "vs f64"
     );
-    for make in matrices::CASES {
+    for make in matrices::CASES.iter().chain(sequence::CASES) {
         if !make.0.contains(&options.kernel) {
             continue;
         }
