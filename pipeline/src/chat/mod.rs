@@ -7,6 +7,7 @@
 mod conversation;
 mod encode;
 mod json;
+mod listener;
 mod parse;
 mod request;
 mod stream;

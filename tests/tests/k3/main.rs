@@ -2,6 +2,7 @@
 // Helpers of tests are tests.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod conversation;
 mod engine;
 mod forward;
 mod full_scale;

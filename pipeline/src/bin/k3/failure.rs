@@ -106,15 +106,7 @@ pub(crate) fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
         Err(Failure::Error { exit, error, hint }) => {
-            let mut text = format!("k3: {error}");
-            for cause in error.chain().skip(1) {
-                let cause = cause.to_string();
-                // Library errors name their cause in their own text.
-                if !text.contains(&cause) {
-                    text.push_str(": ");
-                    text.push_str(&cause);
-                }
-            }
+            let mut text = in_words(&error);
             if let Some(hint) = hint {
                 text.push_str("\n  hint: ");
                 text.push_str(&hint);
@@ -124,4 +116,17 @@ pub(crate) fn exit_code(outcome: Outcome) -> ExitCode {
             ExitCode::from(exit as u8)
         }
     }
+}
+
+/// An error with those of its causes that it does not name itself.
+pub(crate) fn in_words(error: &anyhow::Error) -> String {
+    let mut text = format!("k3: {error}");
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
 }

@@ -26,7 +26,7 @@ use k3_pipeline::units::TokenId;
 use serde::Serialize;
 
 use crate::engine_args::EngineArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, in_words};
 use crate::sampling_args::{SamplingArgs, StopArgs};
 use crate::{interrupt, output, progress, report};
 use command::{Command, Setting};
@@ -215,7 +215,7 @@ impl Chat<'_> {
             };
             match outcome {
                 // What cannot be done is said, and the conversation goes on.
-                Err(Failure::Error { error, .. }) => self.screen.note(&format!("k3: {error:#}")),
+                Err(Failure::Error { error, .. }) => self.screen.note(&in_words(&error)),
                 outcome => outcome?,
             }
         }

@@ -1,0 +1,329 @@
+//! Tokens to text and back, generation and conversations: through the library and the real binary.
+
+use std::fmt::Write as _;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use k3_kernel::Kernels;
+use k3_pipeline::chat::{Answer, AnswerOptions, ChatOptions, Conversation, Ended, Heard};
+use k3_pipeline::engine::Engine;
+use k3_pipeline::forward::RunError;
+use k3_pipeline::generation::{Chosen, Generator};
+use k3_pipeline::model::tensors::Fingerprint;
+use k3_pipeline::preset::Preset;
+use k3_pipeline::sample::{Sampler, SamplingError, SamplingParams, StopMatcher};
+use k3_pipeline::session::{Prefill, Session};
+use k3_pipeline::speculate::{Drafter, LookupParams, PromptLookup};
+use k3_pipeline::tokenizer::Tokenizer;
+use k3_pipeline::units::TokenId;
+use k3_tests::binary::{assert_refused, run};
+use k3_tests::corrupt::Model;
+use k3_tests::harness::preset_engine;
+use serde_json::{Value, json};
+
+const VOCABULARY: usize = 320;
+/// Everything stays in memory: streaming is tested elsewhere.
+const RESIDENT: [&str; 3] = ["trunk.pinned=all", "trunk.head=pinned", "experts.cache=64 MiB"];
+const MODEL: Fingerprint = Fingerprint(3);
+
+/// k3-tiny-b with a vocabulary: 256 bytes, 48 pairs, special tokens where its configuration has them;
+/// those of chat only if asked for.
+fn model(chat: bool) -> Model {
+    let model = Model::copy_of("k3-tiny-b");
+    let mut ranks = String::new();
+    for byte in 0..=255_u8 {
+        writeln!(ranks, "{} {byte}", base64(&[byte])).unwrap();
+    }
+    for i in 0..48_u8 {
+        writeln!(ranks, "{} {}", base64(&[b'a' + i % 24, b'a' + i / 24]), 256 + u32::from(i)).unwrap();
+    }
+    std::fs::write(model.file("tiktoken.model"), ranks).unwrap();
+    let names = ["[BOS]", "[EOS]", "<|end_of_msg|>", "<|open|>", "<|close|>", "<|sep|>"];
+    let mut tokens = json!({"319": {"content": "[PAD]"}});
+    for (i, name) in names.iter().take(if chat { 6 } else { 3 }).enumerate() {
+        tokens[(304 + i).to_string()] = json!({"content": name, "special": true});
+    }
+    let config = json!({"added_tokens_decoder": tokens, "bos_token": "[BOS]"});
+    std::fs::write(model.file("tokenizer_config.json"), config.to_string()).unwrap();
+    model
+}
+
+/// Of one or two bytes.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digit = |n: u32| char::from(DIGITS[(n & 63) as usize]);
+    let (a, b) = (u32::from(bytes[0]), u32::from(*bytes.get(1).unwrap_or(&0)));
+    let n = a << 16 | b << 8;
+    let third = if bytes.len() == 2 { digit(n >> 6) } else { '=' };
+    [digit(n >> 18), digit(n >> 12), third, '='].iter().collect()
+}
+
+fn engine(dir: &Path) -> Engine {
+    let resident = RESIDENT.map(str::to_owned);
+    preset_engine(&Preset::load("demo", &resident).unwrap(), dir)
+}
+
+fn generator(params: SamplingParams, drafter: Option<Box<dyn Drafter>>) -> Generator {
+    let sampler = Sampler::new(params, VOCABULARY, Kernels::detect()).unwrap();
+    Generator::new(sampler, drafter, true)
+}
+
+fn warm() -> SamplingParams {
+    SamplingParams { temperature: 0.9, seed: 5, presence_penalty: 0.3, ..SamplingParams::default() }
+}
+
+#[derive(Debug)]
+enum Failure {
+    Run,
+    Sampling,
+}
+
+impl From<RunError> for Failure {
+    fn from(_: RunError) -> Self {
+        Self::Run
+    }
+}
+
+impl From<SamplingError> for Failure {
+    fn from(_: SamplingError) -> Self {
+        Self::Sampling
+    }
+}
+
+/// Generates `count` tokens after `prompt`; gives them and the passes of decoding.
+fn generate(
+    engine: &mut Engine,
+    generator: &mut Generator,
+    prompt: &[TokenId],
+    count: usize,
+) -> (Vec<TokenId>, u64) {
+    let mut session = Session::new(engine);
+    generator.sampler_mut().begin(prompt).unwrap();
+    let before = engine.stats().decode.passes;
+    let logits = session.prefill(engine, prompt, Prefill::default()).unwrap();
+    let mut ids = vec![generator.first(logits.last().unwrap()).unwrap().id];
+    let mut flow = ControlFlow::Continue(ids[0]);
+    while let ControlFlow::Continue(last) = flow {
+        let mut emit = |chosen: Chosen<'_>| {
+            ids.push(chosen.id);
+            Ok::<_, Failure>(if ids.len() < count {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            })
+        };
+        flow = generator.step(engine, &mut session, last, &mut emit).unwrap();
+    }
+    // What was committed is what was fed: everything but the last token.
+    let expected = [prompt, &ids[..ids.len() - 1]].concat();
+    assert_eq!(session.tokens(), expected);
+    (ids, engine.stats().decode.passes - before)
+}
+
+/// Always guesses what a list says, or always something else.
+struct Oracle {
+    text: Vec<TokenId>,
+    is_right: bool,
+}
+
+impl Drafter for Oracle {
+    fn draft(&mut self, tokens: &[TokenId], max: usize, out: &mut Vec<TokenId>) {
+        let guesses = self.text.iter().skip(tokens.len()).take(max);
+        let wrong = u32::from(!self.is_right);
+        out.extend(guesses.map(|id| TokenId((id.0 + wrong) % VOCABULARY as u32)));
+    }
+
+    fn accepted(&mut self, _: usize, _: usize) {}
+}
+
+#[test]
+fn drafts_change_the_passes_and_not_the_text() {
+    let model = model(true);
+    let mut engine = engine(model.path());
+    let prompt: Vec<TokenId> = [1, 2, 3, 1, 2, 3, 1, 2].map(TokenId).to_vec();
+    for params in [SamplingParams::default(), warm()] {
+        let (plain, passes) = generate(&mut engine, &mut generator(params.clone(), None), &prompt, 24);
+        assert_eq!(passes, 23);
+        let oracle = |is_right| Box::new(Oracle { text: [&prompt[..], &plain].concat(), is_right });
+        let right = generate(&mut engine, &mut generator(params.clone(), Some(oracle(true))), &prompt, 24);
+        // The demo preset drafts 4 tokens: the decided one and three guesses.
+        assert_eq!((right.0, right.1), (plain.clone(), 6));
+        let wrong = generate(&mut engine, &mut generator(params.clone(), Some(oracle(false))), &prompt, 24);
+        assert_eq!((wrong.0, wrong.1), (plain.clone(), 23));
+        let lookup: Box<dyn Drafter> = Box::new(PromptLookup::new(LookupParams::default()));
+        let looked = generate(&mut engine, &mut generator(params, Some(lookup)), &prompt, 24);
+        assert_eq!(looked.0, plain);
+        assert!(looked.1 <= 23);
+    }
+}
+
+fn say(
+    (conversation, engine): (&mut Conversation<'_>, &mut Engine),
+    generator: &mut Generator,
+    what: &str,
+    hear: &mut dyn FnMut(Heard<'_>),
+) -> Answer {
+    let options = AnswerOptions {
+        max_tokens: 16,
+        stop: StopMatcher::new(vec![TokenId(306)], Vec::new()).unwrap(),
+        progress: &mut |_| (),
+    };
+    conversation.say(engine, generator, what, options, hear).unwrap()
+}
+
+fn options() -> ChatOptions {
+    ChatOptions { system: Some("Be brief.".into()), thinking: true, effort: None }
+}
+
+fn shown(answer: &Answer) -> (String, String, Ended, usize) {
+    (answer.thinking.clone(), answer.response.clone(), answer.ended, answer.tokens)
+}
+
+#[test]
+fn a_saved_conversation_goes_on_as_if_uninterrupted() {
+    for chat in [true, false] {
+        let model = model(chat);
+        let tokenizer = Tokenizer::open(model.path()).unwrap();
+        let mut engine = engine(model.path());
+        let path = model.file("talk.k3s");
+        let mut quiet = |_: Heard<'_>| ();
+        let mut first = generator(warm(), None);
+        let mut talk = Conversation::new(&tokenizer, Session::new(&engine), options());
+        assert_eq!(talk.is_chat(), chat);
+        say((&mut talk, &mut engine), &mut first, "hello", &mut quiet);
+        talk.save(&path, (MODEL, "tiny"), &first).unwrap();
+        let read_so_far = talk.len();
+        let expected = say((&mut talk, &mut engine), &mut first, "more", &mut quiet);
+        assert!(expected.prompt_tokens < read_so_far, "nothing is read twice");
+
+        let mut second = generator(SamplingParams { seed: 99, ..warm() }, None);
+        let mut resumed = Conversation::new(&tokenizer, Session::new(&engine), ChatOptions::default());
+        resumed.load(&path, MODEL, &mut second).unwrap();
+        assert_eq!(resumed.options(), &options());
+        assert_eq!(resumed.messages().len(), 2);
+        let found = say((&mut resumed, &mut engine), &mut second, "more", &mut quiet);
+        assert_eq!(shown(&found), shown(&expected));
+        assert_eq!(resumed.len(), talk.len());
+        let error = resumed.load(&path, Fingerprint(4), &mut second).unwrap_err().to_string();
+        assert!(error.contains("is of model \"tiny\""), "{error}");
+        assert_eq!(resumed.len(), talk.len());
+    }
+}
+
+#[test]
+fn an_interrupted_answer_is_closed_and_the_conversation_goes_on() {
+    let model = model(true);
+    let tokenizer = Tokenizer::open(model.path()).unwrap();
+    let mut engine = engine(model.path());
+    let mut generator = generator(warm(), None);
+    let mut talk = Conversation::new(&tokenizer, Session::new(&engine), options());
+    let cancel = engine.cancel_flag();
+    let mut heard = 0;
+    let mut hear = |_: Heard<'_>| {
+        heard += 1;
+        cancel.store(heard == 3, Ordering::SeqCst);
+    };
+    let answer = say((&mut talk, &mut engine), &mut generator, "hello", &mut hear);
+    assert_eq!(answer.ended, Ended::Interrupted);
+    assert!(answer.tokens < 16);
+    cancel.store(false, Ordering::SeqCst);
+    let before = talk.len();
+    let next = say((&mut talk, &mut engine), &mut generator, "again", &mut |_| ());
+    assert!(next.prompt_tokens < before, "the session was not lost");
+    // New instructions: everything is read again, once.
+    talk.set_options(ChatOptions { system: Some("Be long.".into()), ..options() }).unwrap();
+    let reread = say((&mut talk, &mut engine), &mut generator, "third", &mut |_| ());
+    assert!(reread.prompt_tokens > next.prompt_tokens + 16);
+}
+
+fn arguments<'a>(command: &'a str, dir: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let preset: &[&str] =
+        if command == "chat" || command == "generate" { &["--preset", "demo"] } else { &[] };
+    [&[command, "--model", dir], preset, more].concat()
+}
+
+fn json_of(args: &[&str]) -> Value {
+    let ended = run(args);
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+#[test]
+fn the_binary_tokenizes_and_back() {
+    let model = model(true);
+    // Nothing but the tokenizer's files is read.
+    std::fs::remove_file(model.file("config.json")).unwrap();
+    let dir = model.path().to_str().unwrap();
+    let ended = run(&arguments("tokenize", dir, &["--text", "<|open|>é ba"]));
+    assert_eq!(
+        (ended.code, ended.stdout.as_str()),
+        (Some(0), "60,124,111,112,101,110,124,62,195,169,32,257\n")
+    );
+    let special = json_of(&arguments("tokenize", dir, &["--special", "--json", "--text", "<|open|>é"]));
+    assert_eq!(special, json!({"count": 3, "ids": [307, 195, 169]}));
+    let back = run(&arguments("detokenize", dir, &["--ids", "307,195,169, 257"]));
+    assert_eq!((back.code, back.stdout.as_str()), (Some(0), "<|open|>éba"));
+    let lossy = json_of(&arguments("detokenize", dir, &["--json", "--ids", "195"]));
+    assert_eq!(lossy, json!({"count": 1, "text": "\u{fffd}"}));
+    assert_refused("id", &arguments("detokenize", dir, &["--ids", "320"]), 2, &["token id 320", "0 to 319"]);
+    assert_refused("word", &arguments("detokenize", dir, &["--ids", "1,x"]), 2, &["\"x\" is not a token id"]);
+    assert_refused(
+        "dir",
+        &arguments("tokenize", "/nowhere", &["--text", "x"]),
+        2,
+        &["/nowhere/tiktoken.model"],
+    );
+    model.edit_text("tiktoken.model", |text| text.replacen("AQ== 1\n", "AQ== 2\n", 1));
+    assert_refused("rank", &arguments("tokenize", dir, &["--text", "x"]), 2, &["tiktoken.model:3", "rank 2"]);
+}
+
+#[test]
+fn the_binary_chats_and_samples() {
+    let model = model(true);
+    let dir = model.path().to_str().unwrap();
+    let file = model.file("talk.k3s");
+    let file = file.to_str().unwrap();
+    let chat = |more: &[&str]| {
+        let common = ["--message", "hi", "--max-tokens", "16", "--json"];
+        let mut report = json_of(&arguments("chat", dir, &[&common, more].concat()));
+        report["stats"].take();
+        report
+    };
+    let first = chat(&["--seed", "3"]);
+    assert_eq!(chat(&["--seed", "3", "--draft", "lookup"]), first);
+    assert_ne!(chat(&["--seed", "4"]), first);
+    assert_eq!(chat(&["--seed", "3", "--session", file])["response"], first["response"]);
+    let second = chat(&["--session", file]);
+    // The first turn is not read again.
+    assert!(second["prompt_tokens"].as_u64() < Some(150), "{second}");
+
+    let sample = ["--ids", "1,2,3", "--max-tokens", "12", "--json"];
+    let generate = |more: &[&str]| {
+        let mut report = json_of(&arguments("generate", dir, &[&sample, more].concat()));
+        report["stats"].take();
+        report
+    };
+    let warm = generate(&["--temperature", "0.8", "--seed", "1", "--logprobs", "2"]);
+    assert_eq!(warm["logprobs"].as_array().unwrap().len(), warm["generated_ids"].as_array().unwrap().len());
+    assert_eq!(warm["logprobs"][0]["top"].as_array().unwrap().len(), 2);
+    let drafted = ["--temperature", "0.8", "--seed", "1", "--logprobs", "2", "--draft", "lookup"];
+    assert_eq!(generate(&drafted), warm);
+    let fourth = warm["generated_ids"][3].to_string();
+    let stopped = generate(&["--temperature", "0.8", "--seed", "1", "--stop-id", &fourth]);
+    assert_eq!(stopped["finish_reason"], "stop");
+    assert!(stopped["generated_ids"].as_array().unwrap().len() <= 4);
+
+    let refused = |case, more: &[&str], says| {
+        assert_refused(case, &arguments("generate", dir, &[&sample[..4], more].concat()), 2, &[says]);
+    };
+    refused("top-p", &["--top-p", "1.5"], "top_p is 1.5");
+    refused("temperature", &["--temperature", "-1"], "temperature is -1");
+    refused("bias", &["--logit-bias", "320=1"], "token 320");
+    refused("stop", &["--stop", ""], "stop string 1 is empty");
+    refused("stop id", &["--stop-id", "320"], "--stop-id 320");
+    assert_refused("effort", &arguments("chat", dir, &["--effort", "medium"]), 2, &["low, high or max"]);
+    std::fs::write(file, "no session").unwrap();
+    let bad = arguments("chat", dir, &["--message", "x", "--session", file]);
+    assert_refused("session", &bad, 2, &["not a session file"]);
+}
