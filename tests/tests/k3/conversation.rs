@@ -23,8 +23,9 @@ use k3_tests::harness::preset_engine;
 use serde_json::{Value, json};
 
 const VOCABULARY: usize = 320;
-/// Everything stays in memory: streaming is tested elsewhere.
-const RESIDENT: [&str; 3] = ["trunk.pinned=all", "trunk.head=pinned", "experts.cache=64 MiB"];
+/// Everything in memory and one thread: streaming and teams are tested elsewhere.
+const RESIDENT: [&str; 4] =
+    ["trunk.pinned=all", "trunk.head=pinned", "experts.cache=64 MiB", "compute.threads=1"];
 const MODEL: Fingerprint = Fingerprint(3);
 
 /// k3-tiny-b with a vocabulary: 256 bytes, 48 pairs, special tokens where its configuration has them;
@@ -238,9 +239,13 @@ fn an_interrupted_answer_is_closed_and_the_conversation_goes_on() {
 }
 
 fn arguments<'a>(command: &'a str, dir: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    let preset: &[&str] =
-        if command == "chat" || command == "generate" { &["--preset", "demo"] } else { &[] };
-    [&[command, "--model", dir], preset, more].concat()
+    let mut arguments = vec![command, "--model", dir];
+    if matches!(command, "chat" | "generate") {
+        arguments.extend(["--preset", "demo"]);
+        arguments.extend(RESIDENT.iter().flat_map(|set| ["--set", *set]));
+    }
+    arguments.extend(more);
+    arguments
 }
 
 fn json_of(args: &[&str]) -> Value {
@@ -285,7 +290,7 @@ fn the_binary_chats_and_samples() {
     let file = model.file("talk.k3s");
     let file = file.to_str().unwrap();
     let chat = |more: &[&str]| {
-        let common = ["--message", "hi", "--max-tokens", "16", "--json"];
+        let common = ["--message", "hi", "--max-tokens", "8", "--json"];
         let mut report = json_of(&arguments("chat", dir, &[&common, more].concat()));
         report["stats"].take();
         report
