@@ -4,10 +4,8 @@
 //! content is the channels `think`, `response` and, with calls, `tools`. [`ChatFormat`] turns a
 //! typed [`ChatRequest`] into ids; [`ChatStream`] takes an answer apart as its tokens arrive.
 
-mod conversation;
 mod encode;
 mod json;
-mod listener;
 mod parse;
 mod request;
 mod stream;
@@ -15,7 +13,6 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use conversation::{Answer, AnswerOptions, ChatOptions, Conversation, ConversationError, Ended, Heard};
 pub use encode::{CLOSE, END_OF_MESSAGE, OPEN, RequestError, SEP, Segment, segments};
 pub use parse::{Argument, CalledTool, Channel, ChatEvent, ChatParser, Piece};
 pub use request::{

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use k3_kernel::Kernels;
-use k3_pipeline::chat::{Answer, AnswerOptions, ChatOptions, Conversation, Ended, Heard};
+use k3_pipeline::conversation::{Answer, AnswerOptions, ChatOptions, Conversation, Ended, Heard};
 use k3_pipeline::engine::Engine;
 use k3_pipeline::forward::RunError;
 use k3_pipeline::generation::{Chosen, Generator};

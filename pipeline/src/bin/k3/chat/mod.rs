@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, anyhow};
-use k3_pipeline::chat::{
-    Answer, AnswerOptions, ChatOptions, Conversation, ConversationError, Ended, Heard, ThinkingEffort,
+use k3_pipeline::chat::ThinkingEffort;
+use k3_pipeline::conversation::{
+    Answer, AnswerOptions, ChatOptions, Conversation, ConversationError, Ended, Heard,
 };
 use k3_pipeline::engine::Engine;
 use k3_pipeline::forward::RunError;

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use k3_pipeline::chat::{Ended, Heard};
+use k3_pipeline::conversation::{Ended, Heard};
 
 use super::to_stderr;
 use crate::failure::Outcome;

@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use super::conversation::{Answer, ConversationError, Ended, Heard};
-use super::{CalledTool, ChatEvent, ChatStream};
+use super::{Answer, ConversationError, Ended, Heard};
+use crate::chat::{CalledTool, ChatEvent, ChatStream};
 use crate::generation::Chosen;
 use crate::sample::StopMatcher;
 use crate::tokenizer::{StreamDecoder, Tokenizer};

@@ -1,12 +1,13 @@
 //! A conversation with a model: what was said, and the session that has read it.
 
+mod listener;
+
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::listener::{Ear, Listener};
-use super::{CalledTool, ChatError, ChatFormat, ChatRequest, Message, ThinkingEffort};
+use crate::chat::{CalledTool, ChatError, ChatFormat, ChatRequest, Message, ThinkingEffort};
 use crate::engine::Engine;
 use crate::forward::RunError;
 use crate::generation::{Chosen, Generator};
@@ -16,6 +17,7 @@ use crate::session::{Prefill, Progress, Session};
 use crate::session_file::{self, SessionFileError, SessionMeta};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use crate::units::TokenId;
+use listener::{Ear, Listener};
 
 /// How the model is spoken to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
