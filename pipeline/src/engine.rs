@@ -150,8 +150,10 @@ impl Engine {
         tap: Option<&mut dyn Tap>,
     ) -> Result<Logits<'_>, RunError> {
         let tokens = runs.iter().map(|run| run.tokens.len()).sum();
+        let before = self.counters.snapshot().read_bytes();
         let (logits, time) = self.executor.pass(runs, tap)?;
-        self.tally.add(phase, tokens, time);
+        let read = self.counters.snapshot().read_bytes() - before;
+        self.tally.add(phase, tokens, time, read);
         Ok(logits)
     }
 

@@ -28,11 +28,14 @@ pub struct PhaseStats {
     pub seconds: f64,
     /// Of those, seconds in which the computation waited for the disk.
     pub waited_seconds: f64,
+    /// Bytes read from disk meanwhile, those read ahead for the next pass among them.
+    pub read_bytes: u64,
 }
 
 impl PhaseStats {
     /// Adds one pass.
-    pub(crate) fn add(&mut self, tokens: usize, time: PassTime) {
+    pub(crate) fn add(&mut self, tokens: usize, time: PassTime, read_bytes: u64) {
+        self.read_bytes += read_bytes;
         self.passes += 1;
         self.tokens += tokens as u64;
         self.seconds += time.total.as_secs_f64();
@@ -98,11 +101,12 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn add(&mut self, phase: Phase, tokens: usize, time: PassTime) {
-        match phase {
-            Phase::Prefill => self.prefill.add(tokens, time),
-            Phase::Decode => self.decode.add(tokens, time),
-        }
+    pub(crate) fn add(&mut self, phase: Phase, tokens: usize, time: PassTime, read_bytes: u64) {
+        let phase = match phase {
+            Phase::Prefill => &mut self.prefill,
+            Phase::Decode => &mut self.decode,
+        };
+        phase.add(tokens, time, read_bytes);
     }
 }
 
@@ -122,7 +126,8 @@ mod tests {
         let mut phase = PhaseStats::default();
         assert_eq!((phase.seconds_per_token(), phase.waited_share()), (None, None));
         let time = PassTime { total: Duration::from_secs(4), waited: Duration::from_secs(1) };
-        phase.add(8, time);
+        phase.add(8, time, 100);
+        assert_eq!(phase.read_bytes, 100);
         assert_eq!((phase.seconds_per_token(), phase.waited_share()), (Some(0.5), Some(0.25)));
     }
 }

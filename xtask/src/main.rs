@@ -7,9 +7,13 @@
 mod bench;
 mod cache_sim;
 mod check;
+mod checkpoint;
 mod golden;
 mod isa;
 mod no_std;
+mod progress;
+mod rehearse;
+mod synth;
 mod tidy;
 mod traps;
 mod ulp;
@@ -40,6 +44,10 @@ enum Task {
     Golden(golden::Args),
     /// The kernels on every instruction set that can be run here: tests, and digests that must be equal.
     Isa(isa::Options),
+    /// Runs the full-scale model, laid out in sparse files, under a hard memory limit.
+    Rehearse(rehearse::Args),
+    /// Makes a model of the released widths that is small enough to measure with.
+    Synth(synth::Args),
     /// Checks what no compiler checks: file lengths, where `unsafe` may stand, which way imports point.
     Tidy,
     /// Makes each known mistake on purpose and sees the tests fail.
@@ -83,6 +91,8 @@ fn main() -> ExitCode {
         Task::Check => check::run(),
         Task::Golden(args) => golden::run(&args),
         Task::Isa(options) => isa::run(&options),
+        Task::Rehearse(args) => rehearse::run(&args),
+        Task::Synth(args) => synth::run(&args),
         Task::Tidy => tidy::run(),
         Task::Traps(args) => traps::run(&args),
         Task::Ulp => ulp::run(),

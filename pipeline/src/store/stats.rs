@@ -51,6 +51,14 @@ pub struct StoreStats {
     pub expert_wait_s: f64,
 }
 
+impl StoreStats {
+    /// All bytes read: trunk, head, experts, embedding rows.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        self.trunk_bytes + self.expert_bytes + self.embed_bytes
+    }
+}
+
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }

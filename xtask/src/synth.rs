@@ -1,0 +1,88 @@
+//! `cargo xtask synth`: a model of the released widths with few layers and experts, every weight there,
+//! to measure with.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+
+use crate::Failure;
+use crate::checkpoint::{self, content};
+
+/// Layers, 1-based, with full attention.
+const FULL_ATTENTION: [usize; 1] = [4];
+const LAYERS: usize = 5;
+const EXPERTS: usize = 32;
+const EXPERTS_PER_TOKEN: usize = 8;
+const VOCAB: usize = 4096;
+
+/// Arguments of `cargo xtask synth`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  cargo xtask synth
+  cargo xtask synth --dir /mnt/fast/k3-wide
+  k3 generate --preset auto --model target/synth --ids 1,2,3 --max-tokens 16
+
+The released layout and widths, 5 layers (the first dense, one with full attention), 32 experts of which a
+token takes 8, a vocabulary of 4,096, random weights: about 9 GB. Made once, used again while it is the
+same; the disk is checked first.")]
+pub(crate) struct Args {
+    /// Where to make it, or find it. Without it, target/synth.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// Makes the model, or finds it; prints where it lies.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    ctrlc::set_handler(move || flag.store(true, Ordering::SeqCst)).context("cannot listen for Ctrl-C")?;
+    let dir = args.dir.clone().unwrap_or_else(|| crate::root().join("target/synth"));
+    checkpoint::prepare(&dir, &config_text()?, content::all_rows, &stop)?;
+    println!("{}", dir.display());
+    Ok(())
+}
+
+/// The released dimensions with fewer layers, experts and tokens.
+fn config_text() -> anyhow::Result<String> {
+    let path = k3_golden::golden_dir().join("k3-dimensions.json");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut config: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let text_config = &mut config["text_config"];
+    let kda: Vec<usize> = (1..=LAYERS).filter(|layer| !FULL_ATTENTION.contains(layer)).collect();
+    text_config["linear_attn_config"]["full_attn_layers"] = json!(FULL_ATTENTION);
+    text_config["linear_attn_config"]["kda_layers"] = json!(kda);
+    for (key, value) in [
+        ("num_hidden_layers", LAYERS),
+        ("num_experts", EXPERTS),
+        ("num_experts_per_token", EXPERTS_PER_TOKEN),
+        ("vocab_size", VOCAB),
+        ("bos_token_id", VOCAB - 3),
+        ("eos_token_id", VOCAB - 2),
+        ("pad_token_id", VOCAB - 1),
+    ] {
+        text_config[key] = json!(value);
+    }
+    Ok(serde_json::to_string_pretty(&config)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use k3_pipeline::model::config_json::parse_config;
+    use k3_pipeline::model::synth::released_layout;
+
+    use super::*;
+
+    #[test]
+    fn the_model_is_wide_and_of_a_size_to_measure_with() {
+        let config = parse_config(Path::new("config.json"), &config_text().unwrap()).unwrap();
+        assert_eq!((config.hidden, config.layers.len(), config.moe.experts), (7168, LAYERS, EXPERTS));
+        let bytes: u64 = released_layout(&config).iter().flat_map(|f| &f.tensors).map(|t| t.bytes()).sum();
+        assert!((6_000_000_000..10_000_000_000).contains(&bytes), "{bytes}");
+    }
+}
