@@ -2,6 +2,9 @@
 //! steers the computation whole, and a few rows of everything else, in every part of every matrix, so that
 //! the logits depend on all of them.
 
+// Runs of rows come in lists, also where there is one.
+#![allow(clippy::single_range_in_vec_init)]
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
