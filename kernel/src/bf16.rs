@@ -188,6 +188,22 @@ fn chunk_sums<L: TileLanes, S: Source, const T: usize>(
     chunk: &[S::Column],
     x: [&[f32]; T],
 ) -> [[L::F; 2]; T] {
+    // Lengths that the compiler knows spare a check for every column.
+    if let (Some(chunk), true) = (chunk.first_chunk::<CHUNK>(), x.iter().all(|x| x.len() == CHUNK)) {
+        let mut whole = [&[0.0; CHUNK]; T];
+        for (whole, x) in whole.iter_mut().zip(x) {
+            *whole = x.first_chunk().unwrap_or(whole);
+        }
+        let mut sums = [[l.splat(0.0); 2]; T];
+        for (c, column) in chunk.iter().enumerate() {
+            let w = S::widen(l, column);
+            for i in 0..T {
+                let x = l.splat(whole[i][c]);
+                sums[i] = [l.fma(w[0], x, sums[i][0]), l.fma(w[1], x, sums[i][1])];
+            }
+        }
+        return sums;
+    }
     let mut sums = [[l.splat(0.0); 2]; T];
     for (c, column) in chunk.iter().enumerate() {
         let w = S::widen(l, column);
