@@ -27,6 +27,9 @@ const CHUNK: usize = 256;
 /// Most columns of a batch that share one pass over a chunk: their sums fill the registers of AVX2.
 const GROUP_MAX: usize = 6;
 
+/// Columns between two requests for what comes next.
+const AHEAD_COLS: usize = 4;
+
 /// Tiles that are read at once by a product with one vector: memory likes several distant streams.
 const STREAMS: usize = 4;
 
@@ -139,7 +142,8 @@ fn many<L: TileLanes, S: Source>(l: L, w: S, rows: Range<usize>, x: Columns<'_>,
                 // As even groups as can be, none larger than GROUP_MAX.
                 let left = x.count - t;
                 let size = left.div_ceil(left.div_ceil(GROUP_MAX));
-                let place = (t, part.clone(), cols.clone());
+                let share = size_of_val(chunk) * t / x.count..size_of_val(chunk) * (t + size) / x.count;
+                let place = (t, part.clone(), cols.clone(), share);
                 match size {
                     1 => group::<L, S, 1>(l, chunk, &x, &mut out, place),
                     2 => group::<L, S, 2>(l, chunk, &x, &mut out, place),
@@ -158,17 +162,17 @@ fn many<L: TileLanes, S: Source>(l: L, w: S, rows: Range<usize>, x: Columns<'_>,
 }
 
 /// Adds one chunk to the results of the columns `t..t + T`. `place`: t, rows of the output, columns of the
-/// chunk.
+/// chunk, share of the next chunk to ask for.
 #[inline(always)]
 fn group<L: TileLanes, S: Source, const T: usize>(
     l: L,
     chunk: &[S::Column],
     x: &Columns<'_>,
     out: &mut Out<'_>,
-    (t, rows, cols): (usize, Range<usize>, Range<usize>),
+    (t, rows, cols, share): (usize, Range<usize>, Range<usize>, Range<usize>),
 ) {
     let xs: [&[f32]; T] = core::array::from_fn(|i| &x.column(t + i)[cols.clone()]);
-    let sums = chunk_sums::<L, S, T>(l, chunk, xs);
+    let sums = chunk_sums::<L, S, T>(l, chunk, xs, share);
     for (i, sum) in sums.into_iter().enumerate() {
         let sum = l.rows(sum);
         let y = &mut out.column(t + i)[rows.clone()];
@@ -181,12 +185,14 @@ fn group<L: TileLanes, S: Source, const T: usize>(
     }
 }
 
-/// `a = +0; a = fma(w, x, a)` over the columns of one chunk.
+/// `a = +0; a = fma(w, x, a)` over the columns of one chunk. Meanwhile the bytes `share` of what follows the
+/// chunk are asked for: in a tiled matrix that is the next one.
 #[inline(always)]
 fn chunk_sums<L: TileLanes, S: Source, const T: usize>(
     l: L,
     chunk: &[S::Column],
     x: [&[f32]; T],
+    share: Range<usize>,
 ) -> [[L::F; 2]; T] {
     // Lengths that the compiler knows spare a check for every column.
     if let (Some(chunk), true) = (chunk.first_chunk::<CHUNK>(), x.iter().all(|x| x.len() == CHUNK)) {
@@ -195,11 +201,18 @@ fn chunk_sums<L: TileLanes, S: Source, const T: usize>(
             *whole = x.first_chunk().unwrap_or(whole);
         }
         let mut sums = [[l.splat(0.0); 2]; T];
-        for (c, column) in chunk.iter().enumerate() {
-            let w = S::widen(l, column);
-            for i in 0..T {
-                let x = l.splat(whole[i][c]);
-                sums[i] = [l.fma(w[0], x, sums[i][0]), l.fma(w[1], x, sums[i][1])];
+        let (blocks, _) = chunk.as_chunks::<AHEAD_COLS>();
+        let step = share.len() * AHEAD_COLS / CHUNK;
+        for (b, block) in blocks.iter().enumerate() {
+            let ahead = size_of_val(chunk) + share.start + b * step;
+            l.prefetch(S::bytes(&chunk[0]), ahead);
+            l.prefetch(S::bytes(&chunk[0]), ahead + step / 2);
+            for (c, column) in block.iter().enumerate() {
+                let w = S::widen(l, column);
+                for i in 0..T {
+                    let x = l.splat(whole[i][b * AHEAD_COLS + c]);
+                    sums[i] = [l.fma(w[0], x, sums[i][0]), l.fma(w[1], x, sums[i][1])];
+                }
             }
         }
         return sums;

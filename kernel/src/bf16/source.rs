@@ -18,6 +18,7 @@ pub(super) trait Source: Copy {
 
     fn cols(&self) -> usize;
     fn widen<L: TileLanes>(l: L, column: &Self::Column) -> [L::F; 2];
+    fn bytes(column: &Self::Column) -> &[u8];
     /// The columns `cols` (at most a chunk) of the 16 rows from `row` on; rows past the end of the matrix
     /// may hold anything. `buffer` is for a source that must make them.
     fn chunk<'c, L: TileLanes>(
@@ -53,6 +54,11 @@ impl Source for Bf16Any<'_> {
     #[inline(always)]
     fn widen<L: TileLanes>(l: L, column: &Self::Column) -> [L::F; 2] {
         l.bf16_column(column)
+    }
+
+    #[inline(always)]
+    fn bytes(column: &Self::Column) -> &[u8] {
+        column
     }
 
     #[inline(always)]
@@ -103,6 +109,11 @@ impl Source for F32Rows<'_> {
     #[inline(always)]
     fn widen<L: TileLanes>(l: L, column: &Self::Column) -> [L::F; 2] {
         l.f32_column(column)
+    }
+
+    #[inline(always)]
+    fn bytes(column: &Self::Column) -> &[u8] {
+        column
     }
 
     #[inline(always)]
