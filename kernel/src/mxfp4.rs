@@ -121,7 +121,7 @@ impl<'a> EightRows<'a> {
     }
 }
 
-/// What an instruction set adds to [`TileLanes`] for MXFP4: sums over two groups of 8 rows at a time.
+/// What an instruction set adds to `TileLanes` for MXFP4: sums over two groups of 8 rows at a time.
 pub trait CodeLanes: TileLanes {
     /// The weights of two groups of 8 rows.
     type Codes: Copy;

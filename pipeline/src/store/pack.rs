@@ -44,6 +44,12 @@ pub enum PackError {
         /// What is wrong.
         detail: String,
     },
+    /// What lies where the pack is to be written is something else: it is left as it is.
+    #[error("{} exists and is no pack; name another file, or remove it first", path.display())]
+    WouldReplace {
+        /// The file.
+        path: PathBuf,
+    },
     /// The pack was made from another checkpoint or with another block size.
     #[error("{} was made for another {what}: expected {expected}, found {got}; make it again with k3 pack", path.display())]
     Foreign {
@@ -233,6 +239,20 @@ pub fn open_pack(
         return Err(PackError::NotAPack { path: path.to_owned(), detail });
     }
     Ok((WeightFile { path: path.to_owned(), bytes }, packed))
+}
+
+/// Refuses a target that holds anything but a pack, of whatever version: a slip in its name must not cost a
+/// weight file.
+pub(super) fn keep_what_is_no_pack(out: &Path) -> Result<(), PackError> {
+    let Ok(meta) = std::fs::metadata(out) else { return Ok(()) };
+    let replaced = || PackError::WouldReplace { path: out.to_owned() };
+    if !meta.is_file() {
+        return Err(replaced());
+    }
+    let open = |source| PackError::Store(StoreError::Open { path: out.to_owned(), source });
+    let mut begins = [0; 6];
+    let read = File::open(out).map_err(open)?.read_exact_at(&mut begins, 0);
+    if read.is_err() || begins != MAGIC[..6] { Err(replaced()) } else { Ok(()) }
 }
 
 /// The manifest, where it lies, and the length of the file.

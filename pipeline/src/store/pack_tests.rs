@@ -85,6 +85,20 @@ fn a_run_that_was_cut_off_anywhere_goes_on_to_the_same_pack() {
 }
 
 /// What the journal of a whole run holds, made from the manifest.
+#[test]
+fn a_file_that_is_no_pack_is_not_overwritten() {
+    let f = Fixture::new(true);
+    let out = f.dir.path().join("config.json");
+    for held in [&b"{\"a\": 1}"[..], b"K3", b""] {
+        std::fs::write(&out, held).unwrap();
+        assert!(matches!(pack(&f, &out), Err(PackError::WouldReplace { .. })));
+        assert_eq!(std::fs::read(&out).unwrap(), held);
+    }
+    assert!(matches!(pack(&f, f.dir.path()), Err(PackError::WouldReplace { .. })));
+    let out = packed(&f);
+    pack(&f, &out).unwrap();
+}
+
 fn journal_of(f: &Fixture) -> Vec<u8> {
     let pack = std::fs::read(f.dir.path().join("trunk.k3pack")).unwrap();
     let at = u64::from_le_bytes(pack[8..16].try_into().unwrap()) as usize;

@@ -18,7 +18,7 @@ use super::error::StoreError;
 use super::gather::read_each;
 use super::pack::{
     Entry, HEAD_BYTES, Manifest, PackError, PackIdentity, Preamble, bytes_max, check_entry, checksum, head,
-    next_offset, open_pack, seed,
+    keep_what_is_no_pack, next_offset, open_pack, seed,
 };
 use super::request::{Class, span};
 use super::stats::StoreCounters;
@@ -84,6 +84,7 @@ pub fn pack_trunk(
     out: &Path,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PackSummary, PackError> {
+    keep_what_is_no_pack(out)?;
     let blocks = checkpoint_blocks(tensors, Partition::new(config, options.block_bytes));
     let identity = PackIdentity { fingerprint: tensors.fingerprint, block_bytes: options.block_bytes };
     let mut partial = Partial::resume(out, identity, &blocks)?;

@@ -224,7 +224,12 @@ impl std::fmt::Debug for Tokenizer {
 
 fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
     let failed = |source| TokenizerError::Read { path: path.to_path_buf(), source };
-    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    let meta = std::fs::metadata(path).map_err(failed)?;
+    // To open a FIFO would wait for a writer.
+    if !meta.is_file() {
+        return Err(failed(std::io::Error::other("not a regular file")));
+    }
+    let bytes = meta.len();
     if bytes > FILE_BYTES_MAX {
         return Err(TokenizerError::TooLarge { path: path.to_path_buf(), bytes, max: FILE_BYTES_MAX });
     }

@@ -47,7 +47,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let kernels = Kernels::detect();
     let packed = pack_trunk(model, &options, kernels, &args.out, &mut |done, total| line.show(done, total));
     line.clear();
-    let summary = packed?;
+    let summary = packed.map_err(|e| match e {
+        PackError::WouldReplace { .. } => Failure::refused(e),
+        e => e.into(),
+    })?;
     if args.json {
         return output::print_json(&summary);
     }
