@@ -1,8 +1,9 @@
 //! Elementary functions: our own polynomials over `f32` [`fma`](Lanes::fma), one body for every
 //! instruction set, because `expf` and `tanhf` differ between platforms.
 //!
-//! Each is within 2 ulp of the true value for every `f32` (measured exhaustively by `cargo xtask ulp`),
-//! saturates without warning signs at both ends, and gives not-a-number for not-a-number only.
+//! Each is within 2 ulp of the true value, saturates at both ends, and gives not-a-number for not-a-number
+//! only. `cargo xtask ulp` measures every `f32`; it found at most 0.9871 ulp for `exp`, 1.4797 for `sigmoid`
+//! and 1.3487 for `tanh`. Every 101st `f32` gave at most 1.698 ulp for `softplus`.
 
 use crate::dispatch::{Kernels, dispatch};
 use crate::isa::scalar::Scalar;
