@@ -13,6 +13,7 @@ mod isa;
 mod no_std;
 mod progress;
 mod rehearse;
+mod run_k3;
 mod synth;
 mod tidy;
 mod traps;

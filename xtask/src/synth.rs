@@ -2,14 +2,13 @@
 //! to measure with.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::checkpoint::{self, content};
+use crate::run_k3::stop_flag;
 
 /// Layers, 1-based, with full attention.
 const FULL_ATTENTION: [usize; 1] = [4];
@@ -37,9 +36,7 @@ pub(crate) struct Args {
 
 /// Makes the model, or finds it; prints where it lies.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    ctrlc::set_handler(move || flag.store(true, Ordering::SeqCst)).context("cannot listen for Ctrl-C")?;
+    let stop = stop_flag()?;
     let dir = args.dir.clone().unwrap_or_else(|| crate::root().join("target/synth"));
     checkpoint::prepare(&dir, &config_text()?, content::all_rows, &stop)?;
     println!("{}", dir.display());

@@ -1,13 +1,7 @@
 //! `cargo xtask rehearse`: the full-scale dress rehearsal. A checkpoint with the released model's names,
 //! shapes, types and sizes as sparse files, and the release binary on it under a real memory limit.
 
-mod cgroup;
-mod child;
-mod report;
-
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
 use k3_pipeline::preset::{MemoryBudget, Preset};
@@ -15,8 +9,7 @@ use k3_pipeline::units::{Bytes, Rate};
 
 use crate::Failure;
 use crate::checkpoint::{self, content};
-use cgroup::Cgroup;
-use report::Report;
+use crate::run_k3::{Generate, K3, stop_flag};
 
 /// Arguments of `cargo xtask rehearse`.
 #[derive(Debug, clap::Args)]
@@ -69,9 +62,7 @@ pub(crate) struct Args {
 /// Makes the checkpoint, runs, reports.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let cap = cap(args)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    ctrlc::set_handler(move || flag.store(true, Ordering::SeqCst)).context("cannot listen for Ctrl-C")?;
+    let stop = stop_flag()?;
     let model = match &args.model {
         Some(dir) => dir.clone(),
         None => {
@@ -86,27 +77,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.prepare_only {
         return Ok(());
     }
-    let binary = child::build()?;
-    let logits = tempfile::tempdir().context("cannot make a temporary directory")?;
-    let logits = logits.path().join("logits.safetensors");
-    let mut given = vec!["generate".to_owned(), "--json".into()];
-    let mut option = |name: &str, value: String| given.extend([format!("--{name}"), value]);
-    option("preset", args.preset.clone());
-    option("model", model.display().to_string());
-    option("ids", args.ids.clone());
-    option("max-tokens", args.tokens.to_string());
-    option("dump-logits", logits.display().to_string());
-    args.set.iter().for_each(|set| option("set", set.clone()));
-    if let Some(rate) = args.disk {
-        option("throttle", format!("{}B/s", rate.0.0));
-    }
-    let group = cap.map(Cgroup::create).transpose()?;
-    let ended = child::run(&binary, &given, group.as_ref(), &stop)?;
-    let mut report = Report::new(&ended, report::logits_digest(&logits)?)?;
-    report.model = model.display().to_string();
-    report.cap_bytes = cap;
-    report.cap_enforced_by = group.as_ref().map(Cgroup::describe);
-    report.cgroup_peak_bytes = group.as_ref().and_then(Cgroup::peak_bytes);
+    let report = K3::build(stop)?.generate(&Generate {
+        preset: &args.preset,
+        set: args.set.clone(),
+        model: &model,
+        ids: &args.ids,
+        tokens: args.tokens,
+        disk: args.disk,
+        cap_bytes: cap,
+    })?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

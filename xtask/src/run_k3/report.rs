@@ -1,4 +1,4 @@
-//! What a rehearsal found out.
+//! What a run of `k3 generate` has cost and given.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 
 /// Groups are called this and the number of the process that made them.
-const PREFIX: &str = "k3-rehearse-";
+const PREFIX: &str = "k3-xtask-";
 /// A group is busy for a moment after its last process ended.
 const REMOVALS: u32 = 50;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(40);
