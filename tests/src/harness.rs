@@ -180,7 +180,7 @@ pub fn argmax(logits: &[f32]) -> usize {
     (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
 }
 
-/// An engine over the model of the `demo` preset with overrides, as a user would set them.
+/// An engine over k3-tiny-a with the settings of the `demo` preset and overrides, as a user would set them.
 ///
 /// # Panics
 /// When it is refused.
@@ -188,7 +188,7 @@ pub fn argmax(logits: &[f32]) -> usize {
 pub fn demo_engine(overrides: &[&str]) -> Engine {
     let overrides: Vec<String> = overrides.iter().map(|&o| o.to_owned()).collect();
     let preset = Preset::load("demo", &overrides).expect("valid overrides");
-    preset_engine(&preset, &preset.model_dir().expect("a model"))
+    preset_engine(&preset, &crate::resident::golden_model("k3-tiny-a"))
 }
 
 /// An engine over the model in `dir`.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod conversation;
+mod demo;
 mod engine;
 mod forward;
 mod full_scale;

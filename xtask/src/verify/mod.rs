@@ -1,12 +1,14 @@
 //! `cargo xtask verify`: the engine against the released model's own numbers, and against itself.
 //!
 //! For each golden model: logits of every position, router choices, layer outputs and greedy
-//! continuations against those of the released code; then full recompute, incremental decoding, every
+//! continuations against those of the released code, and the perplexity on a held-out text where there
+//! is one; then full recompute, incremental decoding, every
 //! chunk size and every memory setting against each other, bit for bit.
 
 mod bits;
 mod damaged;
 mod engine;
+mod heldout;
 mod logits;
 mod report;
 mod taps;
@@ -64,6 +66,7 @@ fn check_model(dir: &Path, report: &mut Report) -> anyhow::Result<()> {
     }
     let prompts = prompts(&golden)?;
     logits::check(dir, &golden, &prompts, report)?;
+    heldout::check(dir, report)?;
     taps::check(dir, &golden, report)?;
     bits::check(dir, &golden, &prompts, report)
 }
