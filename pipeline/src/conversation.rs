@@ -17,7 +17,7 @@ use crate::session::{Prefill, Progress, Session};
 use crate::session_file::{self, SessionFileError, SessionMeta};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use crate::units::TokenId;
-use listener::{Ear, Listener};
+pub use listener::{Ear, Listener};
 
 /// How the model is spoken to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -285,12 +285,12 @@ impl<'t> Conversation<'t> {
             Some(format) => Ear::Chat(format.stream(self.options.thinking)),
             None => Ear::Plain(self.tokenizer, StreamDecoder::new()),
         };
-        let mut listener = Listener::new(ear, options.stop, most, hear);
+        let mut listener = Listener::new(ear, options.stop, most);
         let first = generator.first(logits.last().unwrap_or_default())?;
         let id = first.id;
-        let mut flow = listener.take(first)?.map_break(|()| id).map_continue(|()| id);
+        let mut flow = listener.take(first, hear)?.map_break(|()| id).map_continue(|()| id);
         while let ControlFlow::Continue(decided) = flow {
-            let mut emit = |chosen: Chosen<'_>| listener.take(chosen);
+            let mut emit = |chosen: Chosen<'_>| listener.take(chosen, hear);
             flow = match generator.step(engine, &mut self.session, decided, &mut emit) {
                 Err(ConversationError::Run(RunError::Cancelled)) => {
                     listener.ended = Ended::Interrupted;
@@ -299,7 +299,7 @@ impl<'t> Conversation<'t> {
                 flow => flow?,
             };
         }
-        let (answer, ids) = listener.finish(prompt_tokens)?;
+        let (answer, ids) = listener.finish(prompt_tokens, hear)?;
         self.text.extend(ids);
         Ok(answer)
     }

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use crate::engine::Engine;
-use crate::forward::RunError;
+use crate::forward::{Commit, RunError};
 use crate::sample::{Logprobs, Sampler, SamplingError};
 use crate::session::Session;
 use crate::speculate::Drafter;
@@ -77,14 +77,41 @@ impl Generator {
         decided: TokenId,
         emit: &mut dyn FnMut(Chosen<'_>) -> Result<ControlFlow<()>, E>,
     ) -> Result<ControlFlow<TokenId, TokenId>, E> {
-        self.guess(session, decided);
-        let is_draft = self.fed.len() > 1
-            || (self.interruptible && session.state().draft_max() > 0 && session.room() > 0);
-        let logits =
-            if is_draft { session.draft(engine, &self.fed)? } else { session.decode(engine, decided)? };
+        let logits = match self.prepare(session, decided, usize::MAX) {
+            Commit::Deferred => session.draft(engine, &self.fed)?,
+            Commit::All => session.decode(engine, decided)?,
+        };
+        let (right, outcome) = self.choose(|i| logits.row(i).unwrap_or_default(), emit);
+        if session.state().draft() > 0 {
+            session.commit(engine, right)?;
+        }
+        outcome
+    }
+
+    /// Gets the tokens of the next pass ready: `decided`, and guesses after it as far as plan, context
+    /// and the `room` of the pass allow. Says whether they must wait to be committed.
+    pub(crate) fn prepare(&mut self, session: &Session, decided: TokenId, room: usize) -> Commit {
+        self.guess(session, decided, room);
+        let harmless = self.interruptible && session.state().draft_max() > 0 && session.room() > 0;
+        if self.fed.len() > 1 || harmless { Commit::Deferred } else { Commit::All }
+    }
+
+    /// The tokens of the next pass.
+    pub(crate) fn fed(&self) -> &[TokenId] {
+        &self.fed
+    }
+
+    /// Chooses what follows the tokens that were fed, from the row of logits after each, until one is
+    /// not the guess or `emit` breaks. Returns how many of the tokens fed were right, and where that
+    /// leads, as [`Generator::step`] does.
+    pub(crate) fn choose<'a, E: From<SamplingError>>(
+        &mut self,
+        row: impl Fn(usize) -> &'a [f32],
+        emit: &mut dyn FnMut(Chosen<'_>) -> Result<ControlFlow<()>, E>,
+    ) -> (usize, Result<ControlFlow<TokenId, TokenId>, E>) {
         let mut right = 0;
         let outcome = loop {
-            let row = logits.row(right).unwrap_or_default();
+            let row = row(right);
             right += 1;
             let id = match self.sampler.sample(row) {
                 Ok(id) => id,
@@ -99,20 +126,17 @@ impl Generator {
                 break Ok(ControlFlow::Continue(id));
             }
         };
-        if is_draft {
-            session.commit(engine, right)?;
-        }
         if let Some(drafter) = &mut self.drafter {
             drafter.accepted(self.fed.len() - 1, right - 1);
         }
-        outcome
+        (right, outcome)
     }
 
-    /// Fills `fed` with the decided token and as many guesses as plan and context have room for.
-    fn guess(&mut self, session: &Session, decided: TokenId) {
+    /// Fills `fed` with the decided token and as many guesses as there is room for.
+    fn guess(&mut self, session: &Session, decided: TokenId, room: usize) {
         self.fed.clear();
         self.fed.push(decided);
-        let most = session.state().draft_max().min(session.room()).saturating_sub(1);
+        let most = session.state().draft_max().min(session.room()).min(room).saturating_sub(1);
         if let Some(drafter) = self.drafter.as_mut().filter(|_| most > 0) {
             self.text.clear();
             self.text.extend_from_slice(session.tokens());

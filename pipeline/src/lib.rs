@@ -3,6 +3,7 @@
 //! The library prints nothing and never exits: it returns values and errors, and emits `tracing`
 //! events. The border for users is `Engine` and `Session`; nobody above it knows a tensor.
 
+pub mod batch;
 pub mod chat;
 pub mod conversation;
 pub mod engine;

@@ -214,7 +214,7 @@ impl Session {
     }
 
     /// Refuses a text that cannot be read whole.
-    fn admit(&self, engine: &Engine, text: &[TokenId]) -> Result<(), RunError> {
+    pub(crate) fn admit(&self, engine: &Engine, text: &[TokenId]) -> Result<(), RunError> {
         if text.is_empty() {
             return Err(RunError::NoTokens);
         }

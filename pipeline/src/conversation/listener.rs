@@ -1,4 +1,4 @@
-//! The ear of a conversation: tokens of one answer to what is heard of them.
+//! Tokens of one answer to what is heard of them.
 
 use std::ops::ControlFlow;
 
@@ -10,37 +10,35 @@ use crate::tokenizer::{StreamDecoder, Tokenizer};
 use crate::units::TokenId;
 
 /// What makes text of tokens.
-pub(super) enum Ear<'t> {
+pub enum Ear<'t> {
+    /// Thinking, response and calls, as the chat format has them.
     Chat(ChatStream<'t>),
+    /// Text alone.
     Plain(&'t Tokenizer, StreamDecoder),
 }
 
 /// Takes the tokens of one answer.
-pub(super) struct Listener<'t, 'h> {
+pub struct Listener<'t> {
     ear: Ear<'t>,
     stop: StopMatcher,
     most: usize,
-    hear: &'h mut dyn FnMut(Heard<'_>),
     ids: Vec<TokenId>,
     events: Vec<ChatEvent>,
     thinking: String,
     response: String,
     calls: Vec<CalledTool>,
+    /// Why the answer ended, so far as is known.
     pub(super) ended: Ended,
 }
 
-impl<'t, 'h> Listener<'t, 'h> {
-    pub(super) fn new(
-        ear: Ear<'t>,
-        stop: StopMatcher,
-        most: usize,
-        hear: &'h mut dyn FnMut(Heard<'_>),
-    ) -> Self {
+impl<'t> Listener<'t> {
+    /// Nothing heard yet; the answer ends at `stop` or with `most` tokens.
+    #[must_use]
+    pub fn new(ear: Ear<'t>, stop: StopMatcher, most: usize) -> Self {
         Self {
             ear,
             stop,
             most,
-            hear,
             ids: Vec::new(),
             events: Vec::new(),
             thinking: String::new(),
@@ -50,8 +48,15 @@ impl<'t, 'h> Listener<'t, 'h> {
         }
     }
 
-    /// Takes a token; breaks where the answer ends.
-    pub(super) fn take(&mut self, chosen: Chosen<'_>) -> Result<ControlFlow<()>, ConversationError> {
+    /// Takes a token and tells `hear` what it brings; breaks where the answer ends.
+    ///
+    /// # Errors
+    /// An id that the vocabulary does not have.
+    pub fn take(
+        &mut self,
+        chosen: Chosen<'_>,
+        hear: &mut dyn FnMut(Heard<'_>),
+    ) -> Result<ControlFlow<()>, ConversationError> {
         let id = chosen.id;
         let is_end = matches!(&self.ear, Ear::Chat(stream) if id == stream.end_of_message());
         if self.stop.is_stop(id) && !is_end {
@@ -69,7 +74,7 @@ impl<'t, 'h> Listener<'t, 'h> {
                 self.events.push(ChatEvent::Response(text));
             }
         }
-        self.ended = match self.drain() {
+        self.ended = match self.drain(hear) {
             Some(ended) => ended,
             None if self.ids.len() >= self.most => Ended::Length,
             None => return Ok(ControlFlow::Continue(())),
@@ -78,12 +83,12 @@ impl<'t, 'h> Listener<'t, 'h> {
     }
 
     /// Passes on what came; says why the answer ended, where it did.
-    fn drain(&mut self) -> Option<Ended> {
+    fn drain(&mut self, hear: &mut dyn FnMut(Heard<'_>)) -> Option<Ended> {
         let mut ended = None;
         for event in std::mem::take(&mut self.events) {
             match event {
                 ChatEvent::Thinking(text) => {
-                    (self.hear)(Heard::Thinking(&text));
+                    hear(Heard::Thinking(&text));
                     self.thinking.push_str(&text);
                 }
                 ChatEvent::Response(text) => {
@@ -91,11 +96,11 @@ impl<'t, 'h> Listener<'t, 'h> {
                     if self.stop.push(&text, &mut self.response) {
                         ended = Some(Ended::Stop);
                     }
-                    self.say_response(from);
+                    self.say_response(from, hear);
                 }
                 ChatEvent::ToolCallStart { .. } => {}
                 ChatEvent::ToolCall(call) => {
-                    (self.hear)(Heard::ToolCall(&call));
+                    hear(Heard::ToolCall(&call));
                     self.calls.push(call);
                 }
                 ChatEvent::End => ended = ended.or(Some(Ended::Whole)),
@@ -104,16 +109,20 @@ impl<'t, 'h> Listener<'t, 'h> {
         ended
     }
 
-    fn say_response(&mut self, from: usize) {
+    fn say_response(&self, from: usize, hear: &mut dyn FnMut(Heard<'_>)) {
         if self.response.len() > from {
-            (self.hear)(Heard::Response(&self.response[from..]));
+            hear(Heard::Response(&self.response[from..]));
         }
     }
 
     /// Ends the answer; gives its tokens, closed as the format wants it.
-    pub(super) fn finish(
+    ///
+    /// # Errors
+    /// Only if the tokenizer fails.
+    pub fn finish(
         mut self,
         prompt_tokens: usize,
+        hear: &mut dyn FnMut(Heard<'_>),
     ) -> Result<(Answer, Vec<TokenId>), ConversationError> {
         let tokens = self.ids.len();
         match &mut self.ear {
@@ -129,10 +138,10 @@ impl<'t, 'h> Listener<'t, 'h> {
                 self.events.push(ChatEvent::Response(text));
             }
         }
-        self.drain();
+        self.drain(hear);
         let from = self.response.len();
         self.stop.finish(&mut self.response);
-        self.say_response(from);
+        self.say_response(from, hear);
         let answer = Answer {
             thinking: self.thinking,
             response: self.response,

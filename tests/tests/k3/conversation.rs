@@ -30,7 +30,7 @@ const MODEL: Fingerprint = Fingerprint(3);
 
 /// k3-tiny-b with a vocabulary: 256 bytes, 48 pairs, special tokens where its configuration has them;
 /// those of chat only if asked for.
-fn model(chat: bool) -> Model {
+pub(crate) fn model(chat: bool) -> Model {
     let model = Model::copy_of("k3-tiny-b");
     let mut ranks = String::new();
     for byte in 0..=255_u8 {

@@ -2,6 +2,7 @@
 // Helpers of tests are tests.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod batch;
 mod conversation;
 mod demo;
 mod engine;

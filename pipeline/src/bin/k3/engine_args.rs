@@ -14,6 +14,7 @@ use k3_pipeline::plan::{ModelShape, Plan, plan};
 use k3_pipeline::store::StoreOptions;
 use k3_pipeline::store::reader::{BlockReader, PreadReader};
 use k3_pipeline::store::throttled::ThrottledReader;
+use k3_pipeline::tokenizer::Tokenizer;
 use k3_pipeline::units::Rate;
 
 use crate::failure::Failure;
@@ -53,7 +54,13 @@ pub(crate) struct Planned {
 impl EngineArgs {
     /// Reads preset and model and makes the plan.
     pub(crate) fn plan(&self) -> Result<Planned, Failure> {
-        let preset = self.preset.load()?;
+        self.plan_with(&[])
+    }
+
+    /// The same with more changes of the preset.
+    pub(crate) fn plan_with(&self, changes: &[String]) -> Result<Planned, Failure> {
+        let mut preset = self.preset.load()?;
+        preset.apply(changes).map_err(Failure::refused)?;
         let dir = self.model.clone().or_else(|| preset.model_dir()).ok_or_else(|| {
             Failure::refused(anyhow::anyhow!("preset \"{}\" names no model", preset.name))
                 .hint("give --model DIR, or try --preset demo, which brings a small one")
@@ -75,6 +82,15 @@ impl EngineArgs {
 }
 
 impl Planned {
+    /// The tokenizer of the model directory; `None` where it has none.
+    pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>, Failure> {
+        if self.dir.join("tiktoken.model").exists() || self.dir.join("tokenizer_config.json").exists() {
+            Ok(Some(Tokenizer::open(&self.dir)?))
+        } else {
+            Ok(None)
+        }
+    }
+
     /// Allocates, opens and loads, with a line on stderr for those who watch.
     pub(crate) fn open(self) -> Result<Engine, Failure> {
         let watched = io::stderr().is_terminal();

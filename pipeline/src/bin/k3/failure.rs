@@ -118,9 +118,14 @@ pub(crate) fn exit_code(outcome: Outcome) -> ExitCode {
     }
 }
 
-/// An error with those of its causes that it does not name itself.
+/// An error with those of its causes that it does not name itself, as the program's own word.
 pub(crate) fn in_words(error: &anyhow::Error) -> String {
-    let mut text = format!("k3: {error}");
+    format!("k3: {}", with_causes(error))
+}
+
+/// An error with those of its causes that it does not name itself.
+pub(crate) fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
     for cause in error.chain().skip(1) {
         let cause = cause.to_string();
         if !text.contains(&cause) {

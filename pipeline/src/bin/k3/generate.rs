@@ -1,6 +1,5 @@
 //! `k3 generate`: a prompt in, its continuation out.
 
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -8,22 +7,21 @@ use anyhow::anyhow;
 use k3_pipeline::engine::Engine;
 use k3_pipeline::forward::RunError;
 use k3_pipeline::generation::{Chosen, Generator};
-use k3_pipeline::sample::{Logprobs, StopMatcher};
 use k3_pipeline::session::{Prefill, Progress, Session};
 use k3_pipeline::stats::Stats;
-use k3_pipeline::tokenizer::{StreamDecoder, Tokenizer};
 use k3_pipeline::units::TokenId;
 use serde::Serialize;
 
 use crate::engine_args::{EngineArgs, Planned};
 use crate::failure::{Failure, Outcome};
 use crate::logits_file::LogitsFile;
+use crate::printer::{FinishReason, Printer, TokenLogprobs};
 use crate::prompt_args::PromptArgs;
 use crate::sampling_args::{SamplingArgs, StopArgs};
 use crate::{interrupt, output, progress, report};
 
 /// Tokens to generate when nothing is said.
-const MAX_TOKENS: usize = 256;
+pub(crate) const MAX_TOKENS: usize = 256;
 
 /// Arguments of `k3 generate`.
 #[derive(Debug, clap::Args)]
@@ -63,21 +61,10 @@ pub(crate) struct Args {
 /// Most tokens that can be asked for.
 const MAX_TOKENS_MAX: usize = 1 << 24;
 
-fn max_tokens(text: &str) -> Result<usize, String> {
+/// Understands `--max-tokens`.
+pub(crate) fn max_tokens(text: &str) -> Result<usize, String> {
     let n = text.parse().map_err(|_| "a whole number is expected".to_owned())?;
     if (1..=MAX_TOKENS_MAX).contains(&n) { Ok(n) } else { Err(format!("must be 1 to {MAX_TOKENS_MAX}")) }
-}
-
-/// Why generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum FinishReason {
-    /// The model ended its message, or a stop text or stop token came.
-    Stop,
-    /// As many tokens as asked for, or no room for more.
-    Length,
-    /// Ctrl-C.
-    Interrupted,
 }
 
 #[derive(Serialize)]
@@ -91,25 +78,10 @@ struct Report<'a> {
     stats: Stats,
 }
 
-/// Natural logarithms of probabilities at one generated token.
-#[derive(Serialize)]
-struct TokenLogprobs {
-    id: TokenId,
-    logprob: f64,
-    /// The most likely tokens, the most likely first.
-    top: Vec<(TokenId, f64)>,
-}
-
-impl TokenLogprobs {
-    fn new(id: TokenId, from: &Logprobs) -> Option<Self> {
-        Some(Self { id, logprob: from.chosen()?, top: from.top().to_vec() })
-    }
-}
-
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Outcome {
     let planned = args.engine.plan()?;
-    let tokenizer = open_tokenizer(&planned)?;
+    let tokenizer = planned.tokenizer()?;
     let vocab = planned.config.vocab;
     let prompt = args.prompt.ids(vocab, || {
         tokenizer.as_ref().ok_or_else(|| {
@@ -138,15 +110,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Run { max_tokens, dump, printer, generated, logprobs: Vec::new(), reason: FinishReason::Length };
     let outcome = run.generate(&mut generator, &mut engine, &prompt);
     run.finish(&engine, &prompt, outcome, args)
-}
-
-/// The tokenizer of the model directory; `None` where it has none.
-fn open_tokenizer(planned: &Planned) -> Result<Option<Tokenizer>, Failure> {
-    if planned.dir.join("tiktoken.model").exists() || planned.dir.join("tokenizer_config.json").exists() {
-        Ok(Some(Tokenizer::open(&planned.dir)?))
-    } else {
-        Ok(None)
-    }
 }
 
 /// Tokens to generate. The last of them is decided, not fed.
@@ -294,80 +257,6 @@ impl Run<'_> {
             FinishReason::Interrupted => Err(Failure::run(RunError::Cancelled)),
             FinishReason::Stop | FinishReason::Length => Ok(()),
         }
-    }
-}
-
-/// Prints tokens as text, or as ids where there is no tokenizer, up to where the answer stops.
-struct Printer<'t> {
-    tokenizer: Option<&'t Tokenizer>,
-    decoder: StreamDecoder,
-    stop: StopMatcher,
-    streams: bool,
-    /// Text that has not been through `stop`.
-    fresh: String,
-    text: String,
-    /// Bytes of `text` that have been printed.
-    printed: usize,
-    tokens: usize,
-}
-
-impl<'t> Printer<'t> {
-    fn new(tokenizer: Option<&'t Tokenizer>, stop: StopMatcher, streams: bool) -> Self {
-        Self {
-            tokenizer,
-            decoder: StreamDecoder::new(),
-            stop,
-            streams,
-            fresh: String::new(),
-            text: String::new(),
-            printed: 0,
-            tokens: 0,
-        }
-    }
-
-    /// Takes a token; `true` where the answer stops at it.
-    fn push(&mut self, id: TokenId) -> Result<bool, Failure> {
-        if self.stop.is_stop(id) {
-            return Ok(true);
-        }
-        let stopped = match self.tokenizer {
-            Some(tokenizer) => {
-                self.decoder.push(tokenizer.token_bytes(id)?, &mut self.fresh);
-                let stopped = self.stop.push(&self.fresh, &mut self.text);
-                self.fresh.clear();
-                stopped
-            }
-            None => {
-                let comma = if self.tokens == 0 { "" } else { "," };
-                self.text.push_str(&format!("{comma}{id}"));
-                false
-            }
-        };
-        self.tokens += 1;
-        self.print()?;
-        Ok(stopped)
-    }
-
-    fn print(&mut self) -> Outcome {
-        if self.streams && self.printed < self.text.len() {
-            let mut out = std::io::stdout().lock();
-            out.write_all(&self.text.as_bytes()[self.printed..])?;
-            out.flush()?;
-            self.printed = self.text.len();
-        }
-        Ok(())
-    }
-
-    /// Ends the text; gives it where there is a tokenizer.
-    fn finish(&mut self) -> Result<Option<String>, Failure> {
-        self.decoder.finish(&mut self.fresh);
-        self.stop.push(&self.fresh, &mut self.text);
-        self.stop.finish(&mut self.text);
-        if self.streams {
-            self.text.push('\n');
-        }
-        self.print()?;
-        Ok(self.tokenizer.map(|_| std::mem::take(&mut self.text)))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The `k3` binary: argument parsing, printing, exit codes; nothing else.
 
+mod batch;
 mod chat;
 mod engine_args;
 mod failure;
@@ -13,6 +14,7 @@ mod pack;
 mod plan;
 mod preset;
 mod preset_args;
+mod printer;
 mod progress;
 mod prompt_args;
 mod report;
@@ -38,6 +40,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Continue many prompts together, one JSON object per line.
+    Batch(Box<batch::Args>),
     /// Talk with the model.
     Chat(Box<chat::Args>),
     /// Continue a prompt.
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> Outcome {
     match command {
+        Command::Batch(args) => batch::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -114,6 +114,11 @@ impl StopArgs {
         !self.stop.is_empty()
     }
 
+    /// The texts and ids.
+    pub(crate) fn raw(&self) -> (&[String], &[u32]) {
+        (&self.stop, &self.stop_id)
+    }
+
     /// Watches for these and for `end`.
     pub(crate) fn matcher(&self, vocabulary: usize, end: TokenId) -> Result<StopMatcher, Failure> {
         if let Some(id) = self.stop_id.iter().find(|id| **id as usize >= vocabulary) {

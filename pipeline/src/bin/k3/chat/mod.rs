@@ -28,6 +28,7 @@ use serde::Serialize;
 
 use crate::engine_args::EngineArgs;
 use crate::failure::{Failure, Outcome, in_words};
+use crate::printer::ReportedCall;
 use crate::sampling_args::{SamplingArgs, StopArgs};
 use crate::{interrupt, output, progress, report};
 use command::{Command, Setting};
@@ -159,29 +160,15 @@ struct Report<'a> {
     stats: Stats,
 }
 
-#[derive(Serialize)]
-struct ReportedCall<'a> {
-    index: usize,
-    name: &'a str,
-    arguments: serde_json::Map<String, serde_json::Value>,
-    complete: bool,
-}
-
 impl Chat<'_> {
     /// Says one thing and prints the answer.
     fn once(&mut self, message: &str) -> Outcome {
         let answer = self.say(message)?;
         if self.args.json {
-            let calls = answer.calls.iter().map(|call| ReportedCall {
-                index: call.index,
-                name: &call.name,
-                arguments: call.arguments.iter().map(|a| (a.key.clone(), a.value())).collect(),
-                complete: call.complete,
-            });
             output::print_json(&Report {
                 thinking: &answer.thinking,
                 response: &answer.response,
-                tool_calls: calls.collect(),
+                tool_calls: answer.calls.iter().map(ReportedCall::new).collect(),
                 ended: answer.ended,
                 prompt_tokens: answer.prompt_tokens,
                 tokens: answer.tokens,
