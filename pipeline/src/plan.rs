@@ -19,7 +19,7 @@ use serde::Serialize;
 pub use choose::{machine_budget_bytes, plan};
 pub use error::{MemoryShortage, PlanError, Refusal};
 pub use predict::{Prediction, Rates};
-pub use shape::ModelShape;
+pub use shape::{ModelShape, PackSizes};
 
 use crate::units::LayerIndex;
 

@@ -67,9 +67,11 @@ fn make(
 ) -> Result<Plan, Vec<Refusal>> {
     let threads = preset.compute.threads.unwrap_or(machine.cores);
     let (budget_bytes, budget_from) = budget(preset, machine);
-    let sizes = BlockSizes::new(config, shape, preset.trunk.block.0);
+    let stored = BlockSizes::stored(config, shape, preset.trunk.block.0);
+    let packed = packed_sizes(preset, config, shape).map_err(|refusal| vec![refusal])?;
+    let sizes = packed.as_ref().unwrap_or(&stored);
     let mut lines =
-        fixed_lines(preset, config, shape, &sizes, threads).ok_or_else(|| vec![Refusal::Overflow])?;
+        fixed_lines(preset, config, shape, sizes, threads).ok_or_else(|| vec![Refusal::Overflow])?;
     let slot_bytes = expert_slot_bytes(shape);
     let fixed: u64 = sum(&lines).ok_or_else(|| vec![Refusal::Overflow])?;
     let least_cache = match preset.experts.cache {
@@ -79,13 +81,13 @@ fn make(
         }
         CacheBudget::Fit => 0,
     };
-    let trunk = Trunk { preset, sizes: &sizes };
+    let trunk = Trunk { preset, sizes };
     let room = budget_bytes.saturating_sub(fixed).saturating_sub(least_cache);
     let choice = trunk.choose(room)?;
-    let needed = fixed.saturating_add(least_cache).saturating_add(choice.bytes(&sizes));
+    let needed = fixed.saturating_add(least_cache).saturating_add(choice.bytes(sizes));
     if needed > budget_bytes {
         let arenas = LedgerLine { name: "expert arenas".to_owned(), bytes: least_cache };
-        lines.extend(choice.lines(&sizes).into_iter().chain([arenas]));
+        lines.extend(choice.lines(sizes).into_iter().chain([arenas]));
         return Err(vec![shortage(preset, needed, (budget_bytes, budget_from), lines)]);
     }
     let cache_bytes = match preset.experts.cache {
@@ -93,7 +95,7 @@ fn make(
         CacheBudget::Fit => budget_bytes - needed,
     };
     let slots = slots_within(cache_bytes, slot_bytes, config);
-    lines.splice(0..0, choice.lines(&sizes));
+    lines.splice(0..0, choice.lines(sizes));
     lines.insert(2, LedgerLine { name: "expert arenas".to_owned(), bytes: slots * slot_bytes });
     Ok(Plan {
         preset: preset.name.clone(),
@@ -101,13 +103,13 @@ fn make(
         sequences_max: preset.context.sequences,
         pass_tokens_max: preset.pass.tokens,
         draft_tokens_max: preset.pass.draft_tokens,
-        traffic: traffic(config, shape, &sizes, &choice),
-        model: model_sizes(config, shape, &sizes),
+        traffic: traffic(config, shape, sizes, &choice),
+        model: model_sizes(config, shape, &stored),
         trunk: TrunkPlan {
             block_bytes: preset.trunk.block.0,
             ring_slots: preset.trunk.ring_slots,
             slot_bytes: sizes.slot_bytes,
-            pinned_bytes: choice.bytes(&sizes),
+            pinned_bytes: choice.bytes(sizes),
             pinned_layers: choice.layers,
             pinned_head: choice.head,
             pack: preset.trunk.pack.clone(),
@@ -130,6 +132,18 @@ fn make(
         },
         ledger: Ledger { lines, budget_bytes, budget_from },
     })
+}
+
+/// Sizes of the blocks in the pack that the preset names, if it names one.
+fn packed_sizes(
+    preset: &Preset,
+    config: &ModelConfig,
+    shape: &ModelShape,
+) -> Result<Option<BlockSizes>, Refusal> {
+    let Some(path) = &preset.trunk.pack else { return Ok(None) };
+    let sizes =
+        shape.pack.as_ref().and_then(|pack| BlockSizes::packed(config, shape, preset.trunk.block.0, pack));
+    sizes.map(Some).ok_or_else(|| Refusal::PackUnknown { path: path.clone() })
 }
 
 /// The refusal for want of memory; which preset would fit is found out later.

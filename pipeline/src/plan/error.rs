@@ -1,6 +1,7 @@
 //! Refusals of a plan: all of them together, before anything is allocated.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::units::Bytes;
 
@@ -27,6 +28,11 @@ pub enum Refusal {
         layer: u16,
         /// Layers of the model.
         layers: usize,
+    },
+    /// A pack whose blocks nobody has measured.
+    PackUnknown {
+        /// The file.
+        path: PathBuf,
     },
     /// Sizes beyond 64 bits.
     Overflow,
@@ -65,6 +71,12 @@ impl fmt::Display for Refusal {
                 f,
                 "trunk.pinned names layer {layer}, but the model's layers are 0 to {}",
                 layers.saturating_sub(1)
+            ),
+            Self::PackUnknown { path } => write!(
+                f,
+                "trunk.pack names {}, whose blocks are not known: a pack is read together with the weight \
+                 files it was made from, not with a config.json alone",
+                path.display()
             ),
             Self::Overflow => f.write_str(
                 "the sizes asked for are beyond any machine; lower context.tokens, context.sequences or \

@@ -6,8 +6,8 @@ use crate::schedule::{BlockShape, Partition};
 use crate::state::{history_len, state_bytes};
 use crate::workspace::{WorkspaceSize, workspace_bytes};
 
-use super::shape::ModelShape;
-use super::{LedgerLine, read_slot_bytes};
+use super::shape::{ModelShape, PackSizes};
+use super::{LedgerLine, READ_ALIGN, read_slot_bytes};
 
 /// The process before the engine: code, allocator, runtime, and the transient text of the shard
 /// headers while the index is built.
@@ -62,25 +62,49 @@ pub(super) struct BlockSizes {
 }
 
 impl BlockSizes {
-    pub(super) fn new(config: &ModelConfig, shape: &ModelShape, block_bytes: u64) -> Self {
+    /// Blocks as the checkpoint has them.
+    pub(super) fn stored(config: &ModelConfig, shape: &ModelShape, block_bytes: u64) -> Self {
+        let mut sizes = Self::none(config);
+        for block in blocks(config, shape, block_bytes) {
+            let resident = read_slot_bytes(block.resident_bytes);
+            sizes.add(&block, block.stored_bytes, read_slot_bytes(block.stored_bytes), resident);
+        }
+        sizes
+    }
+
+    /// Blocks as a pack has them: whole sectors each, and in memory as in the file. `None` when the pack
+    /// was cut otherwise.
+    pub(super) fn packed(
+        config: &ModelConfig,
+        shape: &ModelShape,
+        block_bytes: u64,
+        pack: &PackSizes,
+    ) -> Option<Self> {
+        let blocks = blocks(config, shape, block_bytes);
+        if pack.block_bytes != block_bytes || pack.blocks.len() != blocks.len() {
+            return None;
+        }
+        let mut sizes = Self::none(config);
+        for (block, &coded) in blocks.iter().zip(&pack.blocks) {
+            let sectors = coded.next_multiple_of(READ_ALIGN);
+            sizes.add(block, coded, sectors, sectors);
+        }
+        Some(sizes)
+    }
+
+    fn none(config: &ModelConfig) -> Self {
         let layers = config.layers.len();
-        let mut sizes = Self {
+        Self {
             slot_bytes: 0,
             layer_resident: vec![0; layers],
             layer_stored: vec![0; layers],
             head_resident: 0,
             head_stored: 0,
-        };
-        let partition = Partition::new(config, block_bytes);
-        for block in partition.blocks(shape.matrices.iter().copied()) {
-            sizes.add(&block);
         }
-        sizes
     }
 
-    fn add(&mut self, block: &BlockShape) {
-        let resident = read_slot_bytes(block.resident_bytes);
-        self.slot_bytes = self.slot_bytes.max(read_slot_bytes(block.stored_bytes));
+    fn add(&mut self, block: &BlockShape, stored: u64, slot: u64, resident: u64) {
+        self.slot_bytes = self.slot_bytes.max(slot);
         let (resident_sum, stored_sum) = match block.id.layer {
             None => (&mut self.head_resident, &mut self.head_stored),
             Some(layer) => {
@@ -92,8 +116,12 @@ impl BlockSizes {
             }
         };
         *resident_sum += resident;
-        *stored_sum += block.stored_bytes;
+        *stored_sum += stored;
     }
+}
+
+fn blocks(config: &ModelConfig, shape: &ModelShape, block_bytes: u64) -> Vec<BlockShape> {
+    Partition::new(config, block_bytes).blocks(shape.matrices.iter().copied())
 }
 
 /// Bytes of an expert slot: the six tensors, with room to align every read of its own.

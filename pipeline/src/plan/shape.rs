@@ -24,6 +24,17 @@ pub struct ModelShape {
     pub expert_reads: u64,
     /// Memory of the tensor index.
     pub index_bytes: u64,
+    /// Sizes of the blocks in the pack that the preset names, where they have been read.
+    pub pack: Option<PackSizes>,
+}
+
+/// Sizes of the blocks of a packed trunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackSizes {
+    /// Block size that the pack was made with.
+    pub block_bytes: u64,
+    /// Coded bytes of each block, in order of the pass.
+    pub blocks: Vec<u64>,
 }
 
 impl ModelShape {
@@ -55,6 +66,7 @@ impl ModelShape {
             expert_reads: 1,
             index_bytes: index_bytes(config, matrices.len(), vectors.len()),
             matrices,
+            pack: None,
         }
     }
 
@@ -71,6 +83,7 @@ impl ModelShape {
             expert_reads: if every_expert_is_one_run(tensors) { 1 } else { 6 },
             index_bytes: index_bytes(config, matrices.len(), vectors().count()),
             matrices,
+            pack: None,
         }
     }
 }

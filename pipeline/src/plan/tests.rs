@@ -42,7 +42,7 @@ fn line(plan: &Plan, name: &str) -> u64 {
 #[test]
 fn sizes_of_the_release() {
     let (config, shape) = k3();
-    let sizes = memory::BlockSizes::new(&config, &shape, 16 << 20);
+    let sizes = memory::BlockSizes::stored(&config, &shape, 16 << 20);
     let trunk: u64 = sizes.layer_stored.iter().sum();
     assert_eq!(shape.expert_bytes, 17_547_264);
     assert_eq!(sizes.head_stored, 2_348_810_240);

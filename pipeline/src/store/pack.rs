@@ -20,12 +20,14 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::blocks::{Coding, StoredBlock};
+use super::blocks::{Coding, StoredBlock, checkpoint_blocks};
 use super::error::StoreError;
 use crate::memory::arena::SLOT_ALIGN;
+use crate::model::config::ModelConfig;
 use crate::model::layout::matrix_name;
-use crate::model::tensors::{Extent, FileId, Fingerprint, WeightFile};
-use crate::schedule::BlockId;
+use crate::model::tensors::{Extent, FileId, Fingerprint, ModelTensors, WeightFile};
+use crate::plan::PackSizes;
+use crate::schedule::{BlockId, Partition};
 
 const MAGIC: [u8; 8] = *b"K3PACK\0\x01";
 /// Bytes of the head, and where the first block lies.
@@ -253,6 +255,21 @@ pub(super) fn keep_what_is_no_pack(out: &Path) -> Result<(), PackError> {
     let mut begins = [0; 6];
     let read = File::open(out).map_err(open)?.read_exact_at(&mut begins, 0);
     if read.is_err() || begins != MAGIC[..6] { Err(replaced()) } else { Ok(()) }
+}
+
+/// Sizes of the blocks in the pack at `path`, for a plan; the pack is checked as [`open_pack`] does.
+///
+/// # Errors
+/// As [`open_pack`].
+pub fn pack_sizes(
+    path: &Path,
+    (config, tensors): (&ModelConfig, &ModelTensors),
+    block_bytes: u64,
+) -> Result<PackSizes, PackError> {
+    let blocks = checkpoint_blocks(tensors, Partition::new(config, block_bytes));
+    let identity = PackIdentity { fingerprint: tensors.fingerprint, block_bytes };
+    let (_, packed) = open_pack(path, identity, &blocks, FileId(0))?;
+    Ok(PackSizes { block_bytes, blocks: packed.iter().map(|b| b.extent.bytes).collect() })
 }
 
 /// The manifest, where it lies, and the length of the file.
