@@ -6,6 +6,7 @@
 pub mod batch;
 pub mod chat;
 pub mod conversation;
+pub mod doctor;
 pub mod engine;
 pub mod forward;
 pub mod generation;

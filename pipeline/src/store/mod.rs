@@ -23,8 +23,8 @@ mod uring;
 mod vectors;
 
 pub use error::StoreError;
-pub use pack::pack_sizes;
 pub use open::{Store, StoreOptions};
+pub use pack::pack_sizes;
 pub use pack_write::{PackOptions, PackSummary, pack_trunk, verify_pack};
 pub use vectors::{ResidentVectors, load_vectors};
 

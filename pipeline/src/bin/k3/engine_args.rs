@@ -10,7 +10,8 @@ use k3_pipeline::forward::RunError;
 use k3_pipeline::machine::Machine;
 use k3_pipeline::model::config::ModelConfig;
 use k3_pipeline::model::tensors::ModelTensors;
-use k3_pipeline::plan::{ModelShape, Plan, plan};
+use k3_pipeline::plan::{Plan, plan};
+use k3_pipeline::preset::Preset;
 use k3_pipeline::store::StoreOptions;
 use k3_pipeline::store::reader::{BlockReader, PreadReader};
 use k3_pipeline::store::throttled::ThrottledReader;
@@ -19,7 +20,7 @@ use k3_pipeline::units::Rate;
 
 use crate::failure::Failure;
 use crate::output;
-use crate::preset_args::PresetArgs;
+use crate::preset_args::{PresetArgs, ShardArgs, measured_shape};
 
 /// Which model to run, and how.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,6 +30,8 @@ pub(crate) struct EngineArgs {
     /// Model directory: config.json, weight files, tokenizer. Without it, the preset's own.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+    #[command(flatten)]
+    shards: ShardArgs,
     /// Read no faster than this, as from another disk; reads then run on threads.
     #[arg(long, value_name = "RATE", help_heading = "Reading")]
     throttle: Option<Rate>,
@@ -61,14 +64,25 @@ impl EngineArgs {
     pub(crate) fn plan_with(&self, changes: &[String]) -> Result<Planned, Failure> {
         let mut preset = self.preset.load()?;
         preset.apply(changes).map_err(Failure::refused)?;
+        self.plan_for(&preset)
+    }
+
+    /// The same with the weights of the checkpoint alone, whatever pack the preset names.
+    pub(crate) fn plan_unpacked(&self) -> Result<Planned, Failure> {
+        let mut preset = self.preset.load()?;
+        preset.trunk.pack = None;
+        self.plan_for(&preset)
+    }
+
+    fn plan_for(&self, preset: &Preset) -> Result<Planned, Failure> {
         let dir = self.model.clone().or_else(|| preset.model_dir()).ok_or_else(|| {
             Failure::refused(anyhow::anyhow!("preset \"{}\" names no model", preset.name))
                 .hint("give --model DIR, or try --preset demo, which brings a small one")
         })?;
-        let (config, tensors) = ModelTensors::open(&dir, &[])?;
+        let (config, tensors) = self.shards.open(&dir)?;
         let machine = Machine::detect().map_err(Failure::run)?;
-        let shape = ModelShape::from_tensors(&config, &tensors);
-        let plan = plan(&preset, &config, &shape, &machine).map_err(Failure::refused)?;
+        let shape = measured_shape(preset, &config, &tensors)?;
+        let plan = plan(preset, &config, &shape, &machine).map_err(Failure::refused)?;
         Ok(Planned { dir, config, tensors, plan, store: self.store() })
     }
 

@@ -12,15 +12,15 @@ use k3_pipeline::model::tensors::ModelTensors;
 use crate::failure::{Failure, Outcome};
 use crate::model_summary::Summary;
 use crate::output;
+use crate::preset_args::ShardArgs;
 
 /// Arguments of `k3 inspect`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Directory with config.json and the weight files.
     model: PathBuf,
-    /// Another directory to look for weight files in; may be given several times.
-    #[arg(long = "shards", value_name = "DIR")]
-    extra_dirs: Vec<PathBuf>,
+    #[command(flatten)]
+    shards: ShardArgs,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Args {
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Outcome {
     let started = Instant::now();
-    let (config, tensors) = ModelTensors::open(&args.model, &args.extra_dirs)?;
+    let (config, tensors) = args.shards.open(&args.model)?;
     let summary = Summary::new(&args.model, &config, &tensors);
     report(&format!(
         "opened {} tensors in {:.3} s; {} of memory in use",

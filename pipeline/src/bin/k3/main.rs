@@ -2,6 +2,7 @@
 
 mod batch;
 mod chat;
+mod doctor;
 mod engine_args;
 mod failure;
 mod generate;
@@ -46,6 +47,8 @@ enum Command {
     Chat(Box<chat::Args>),
     /// Continue a prompt.
     Generate(Box<generate::Args>),
+    /// Measure this machine and say which preset suits it, and what to type.
+    Doctor(doctor::Args),
     /// Show what a model directory holds and what is missing.
     Inspect(inspect::Args),
     /// Write the trunk as one file, coded and in order of execution.
@@ -73,6 +76,7 @@ fn run(command: &Command) -> Outcome {
         Command::Batch(args) => batch::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Generate(args) => generate::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Plan(args) => plan::run(args),

@@ -31,7 +31,7 @@ pub(crate) struct Args {
 
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let planned = args.engine.plan()?;
+    let planned = args.engine.plan_unpacked()?;
     let options =
         PackOptions { block_bytes: planned.plan.trunk.block_bytes, reader: planned.plan.reader.clone() };
     let model = (&planned.config, &planned.tensors);

@@ -8,15 +8,14 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use k3_pipeline::machine::Machine;
-use k3_pipeline::model::config::ModelConfig;
-use k3_pipeline::plan::{ModelShape, Plan, Prediction, Rates, plan};
+use k3_pipeline::plan::{Plan, Prediction, Rates, plan};
 use k3_pipeline::preset::{MemoryBudget, Preset};
 use k3_pipeline::units::Rate;
 use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
 use crate::output;
-use crate::preset_args::{ModelArgs, PresetArgs};
+use crate::preset_args::{ModelArgs, PlannedModel, PresetArgs, ShardArgs};
 
 /// Arguments of `k3 plan`.
 #[derive(Debug, clap::Args)]
@@ -29,6 +28,8 @@ pub(crate) struct Args {
     preset: PresetArgs,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    shards: ShardArgs,
     /// Speed of the disk, as in 3.5GB/s: predicts the time per token.
     #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
     disk: Option<Rate>,
@@ -66,8 +67,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let machine = Machine::detect().map_err(Failure::run)?;
     let reports = if args.compare.is_empty() {
         let preset = args.preset.load()?;
-        let (config, shape) = args.model.load(&preset)?;
-        vec![report(args, &preset, &config, &shape, &machine, args.elsewhere)?]
+        let model = args.model.load(&preset, &args.shards)?;
+        vec![report(args, &preset, &model, &machine, args.elsewhere)?]
     } else {
         compared(args, &machine)?
     };
@@ -89,12 +90,12 @@ fn compared(args: &Args, machine: &Machine) -> Result<Vec<Report>, Failure> {
     for name in &args.compare {
         let preset = args.preset.load_as(name)?;
         // One model for all: the one that is given, or the first preset's.
-        let (config, shape) = match model.take() {
+        let known = match model.take() {
             Some(known) => known,
-            None => args.model.load(&preset)?,
+            None => args.model.load(&preset, &args.shards)?,
         };
-        reports.push(report(args, &preset, &config, &shape, machine, true)?);
-        model = Some((config, shape));
+        reports.push(report(args, &preset, &known, machine, true)?);
+        model = Some(known);
     }
     Ok(reports)
 }
@@ -102,21 +103,23 @@ fn compared(args: &Args, machine: &Machine) -> Result<Vec<Report>, Failure> {
 fn report(
     args: &Args,
     preset: &Preset,
-    config: &ModelConfig,
-    shape: &ModelShape,
+    model: &PlannedModel,
     machine: &Machine,
     elsewhere: bool,
 ) -> Result<Report, Failure> {
-    let here = plan(preset, config, shape, machine);
+    let shape = model.shape(preset)?;
+    let on = |machine: &Machine| plan(preset, &model.config, &shape, machine);
+    let is_limited = matches!(preset.budget, MemoryBudget::Limit(_));
+    let here = on(machine);
     let fits_this_machine = here.is_ok();
     let plan = match preset.budget {
         // What is free here is all that such a preset asks for.
         MemoryBudget::Auto => here,
-        MemoryBudget::Limit(_) if elsewhere => plan(preset, config, shape, &machine.without_limits()),
+        MemoryBudget::Limit(_) if elsewhere => on(&machine.without_limits()),
         MemoryBudget::Limit(_) => here,
     };
     let plan = plan.map_err(|error| {
-        let other = plan_elsewhere(preset, config, shape, machine);
+        let other = is_limited && on(&machine.without_limits()).is_ok();
         let failure = Failure::refused(anyhow!(error));
         if !elsewhere && other {
             failure.hint("--elsewhere plans for a machine that has the memory")
@@ -132,9 +135,4 @@ fn report(
         fits_this_machine,
         plan,
     })
-}
-
-fn plan_elsewhere(preset: &Preset, config: &ModelConfig, shape: &ModelShape, machine: &Machine) -> bool {
-    matches!(preset.budget, MemoryBudget::Limit(_))
-        && plan(preset, config, shape, &machine.without_limits()).is_ok()
 }

@@ -8,6 +8,7 @@ use k3_pipeline::model::error::ModelError;
 use k3_pipeline::model::tensors::ModelTensors;
 use k3_pipeline::plan::ModelShape;
 use k3_pipeline::preset::Preset;
+use k3_pipeline::store::pack_sizes;
 
 use crate::failure::Failure;
 
@@ -40,6 +41,40 @@ impl PresetArgs {
     }
 }
 
+/// Where weight files lie that are not in the model directory.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ShardArgs {
+    /// More directories with weight files, as when a checkpoint is spread over disks; each disk is read
+    /// through a queue of its own. May be repeated.
+    #[arg(long, value_name = "DIR,DIR", value_delimiter = ',')]
+    pub(crate) shards: Vec<PathBuf>,
+}
+
+impl ShardArgs {
+    /// Opens the model in `dir` and in these directories.
+    pub(crate) fn open(&self, dir: &Path) -> Result<(ModelConfig, ModelTensors), Failure> {
+        if let Some(missing) = self.shards.iter().find(|shards| !shards.is_dir()) {
+            return Err(Failure::refused(anyhow::anyhow!("--shards: {} is no directory", missing.display()))
+                .hint("give the directories that hold weight files, separated by commas"));
+        }
+        Ok(ModelTensors::open(dir, &self.shards)?)
+    }
+}
+
+/// The sizes of a model's tensors, and of the blocks of the pack that the preset names.
+pub(crate) fn measured_shape(
+    preset: &Preset,
+    config: &ModelConfig,
+    tensors: &ModelTensors,
+) -> Result<ModelShape, Failure> {
+    let mut shape = ModelShape::from_tensors(config, tensors);
+    if let Some(path) = &preset.trunk.pack {
+        let sizes = pack_sizes(path, (config, tensors), preset.trunk.block.0);
+        shape.pack = Some(sizes.map_err(Failure::refused)?);
+    }
+    Ok(shape)
+}
+
 /// Which model to plan for.
 #[derive(Clone, Debug, clap::Args)]
 #[group(multiple = false)]
@@ -52,28 +87,44 @@ pub(crate) struct ModelArgs {
     pub(crate) config: Option<PathBuf>,
 }
 
+/// A model to plan for.
+pub(crate) struct PlannedModel {
+    /// Its configuration.
+    pub(crate) config: ModelConfig,
+    /// Its tensors, where there is more than a configuration.
+    tensors: Option<ModelTensors>,
+}
+
+impl PlannedModel {
+    /// Sizes under `preset`, which may name a pack.
+    pub(crate) fn shape(&self, preset: &Preset) -> Result<ModelShape, Failure> {
+        match &self.tensors {
+            Some(tensors) => measured_shape(preset, &self.config, tensors),
+            None => Ok(ModelShape::from_config(&self.config)),
+        }
+    }
+}
+
 impl ModelArgs {
-    /// Reads the configuration and the sizes of the tensors; `preset` may name the directory.
-    pub(crate) fn load(&self, preset: &Preset) -> Result<(ModelConfig, ModelShape), Failure> {
+    /// Reads the configuration and the headers of the weight files; `preset` may name the directory.
+    pub(crate) fn load(&self, preset: &Preset, shards: &ShardArgs) -> Result<PlannedModel, Failure> {
         match (&self.config, self.model.clone().or_else(|| preset.model_dir())) {
-            (Some(file), _) => from_config(file),
-            (None, Some(dir)) => from_dir(&dir),
+            (Some(_), _) if !shards.shards.is_empty() => {
+                Err(Failure::refused(anyhow::anyhow!("--shards needs weight files, --config has none"))
+                    .hint("give --model DIR in place of --config FILE"))
+            }
+            (Some(file), _) => {
+                let config = read_config(file).map_err(ModelError::from)?;
+                Ok(PlannedModel { config, tensors: None })
+            }
+            (None, Some(dir)) => {
+                let (config, tensors) = shards.open(&dir)?;
+                Ok(PlannedModel { config, tensors: Some(tensors) })
+            }
             (None, None) => {
                 Err(Failure::refused(anyhow::anyhow!("preset \"{}\" names no model", preset.name))
                     .hint("give --model DIR, or --config FILE to plan from a config.json alone"))
             }
         }
     }
-}
-
-fn from_config(file: &Path) -> Result<(ModelConfig, ModelShape), Failure> {
-    let config = read_config(file).map_err(ModelError::from)?;
-    let shape = ModelShape::from_config(&config);
-    Ok((config, shape))
-}
-
-fn from_dir(dir: &Path) -> Result<(ModelConfig, ModelShape), Failure> {
-    let (config, tensors) = ModelTensors::open(dir, &[])?;
-    let shape = ModelShape::from_tensors(&config, &tensors);
-    Ok((config, shape))
 }

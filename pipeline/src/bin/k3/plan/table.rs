@@ -110,7 +110,10 @@ fn traffic(report: &Report) -> Vec<String> {
     let matrices = t.touched_trunk_bytes;
     let held = 100.0 * (matrices.saturating_sub(t.trunk_bytes)) as f64 / matrices.max(1) as f64;
     vec![
-        "read from disk per token".to_owned(),
+        match &plan.trunk.pack {
+            Some(pack) => format!("read from disk per token, trunk and head from {}", pack.display()),
+            None => "read from disk per token".to_owned(),
+        },
         row("trunk", t.trunk_bytes, &format!("{streamed} of {layers} layers; {held:.1} % is in memory")),
         row("head", t.head_bytes, if plan.trunk.pinned_head { "in memory" } else { "" }),
         row("experts", t.expert_bytes_max, "at most: without a single cache hit"),
