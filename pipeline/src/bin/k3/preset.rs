@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Existing};
-use crate::preset_args::ModelArgs;
+use crate::preset_args::{ModelArgs, ShardArgs};
 
 /// Arguments of `k3 preset`.
 #[derive(Debug, clap::Args)]
@@ -71,6 +71,8 @@ struct NewArgs {
     set: Vec<String>,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    shards: ShardArgs,
     /// Replace a file of that name.
     #[arg(long)]
     force: bool,
@@ -189,8 +191,8 @@ fn fitted(args: &NewArgs, machine: &Machine) -> Result<Preset, Failure> {
     }
     preset.model.clone_from(&args.model.model);
     if args.model.model.is_some() || args.model.config.is_some() {
-        let (config, shape) = args.model.load(&preset)?;
-        plan(&preset, &config, &shape, machine).map_err(Failure::refused)?;
+        let model = args.model.load(&preset, &args.shards)?;
+        plan(&preset, &model.config, &model.shape(&preset)?, machine).map_err(Failure::refused)?;
     }
     Ok(preset)
 }
