@@ -1,6 +1,8 @@
 //! What this machine can do for a model, measured: the disk as the engine reads it, memory as the kernels
 //! read it; and the preset that follows from it.
 
+mod probe;
+
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -21,6 +23,8 @@ use crate::store::disks::{Client, DiskOptions, DiskReport, Disks};
 use crate::store::request::{Class, Pieces, Request};
 use crate::team::{Team, TeamError};
 use crate::units::{Bytes, Rate};
+
+pub use probe::ProbeFile;
 
 /// Memory that the buffers of the disk test take at most.
 const DISK_BUFFERS_MAX: u64 = 256 << 20;
@@ -287,8 +291,8 @@ pub struct Outlook {
     pub planned_bytes: u64,
     /// Bytes read from disk per token without a cache hit.
     pub disk_bytes_per_token_max: u64,
-    /// Time per token without a cache hit.
-    pub prediction: Prediction,
+    /// Time per token without a cache hit, where the disk's speed is known.
+    pub prediction: Option<Prediction>,
 }
 
 /// Every built-in preset for real models, planned for this machine.
@@ -299,7 +303,7 @@ pub fn candidates(
     config: &ModelConfig,
     shape: &ModelShape,
     machine: &Machine,
-    rates: Rates,
+    rates: Option<Rates>,
 ) -> Result<Vec<Candidate>, DoctorError> {
     let names = LADDER.into_iter().chain(["auto"]);
     names
@@ -312,7 +316,7 @@ fn candidate(
     preset: &Preset,
     (config, shape): (&ModelConfig, &ModelShape),
     machine: &Machine,
-    rates: Rates,
+    rates: Option<Rates>,
 ) -> Candidate {
     match plan(preset, config, shape, machine) {
         Err(error) => Candidate { preset: name, outlook: None, refused: Some(error.to_string()) },
@@ -320,18 +324,20 @@ fn candidate(
             let outlook = Outlook {
                 planned_bytes: plan.ledger.total_bytes(),
                 disk_bytes_per_token_max: plan.traffic.disk_bytes_max(),
-                prediction: Prediction::new(&plan.traffic, rates),
+                prediction: rates.map(|rates| Prediction::new(&plan.traffic, rates)),
             };
             Candidate { preset: name, outlook: Some(outlook), refused: None }
         }
     }
 }
 
-/// The fastest that fits; of those nearly as fast, the smallest.
+/// The fastest that fits; of those nearly as fast, the smallest. Where no speed is known, the one that
+/// reads least.
 #[must_use]
 pub fn advised(candidates: &[Candidate]) -> Option<(&Candidate, &Outlook)> {
     let fitting = || candidates.iter().filter_map(|c| Some((c, c.outlook.as_ref()?)));
-    let seconds = |o: &Outlook| o.prediction.seconds_per_token;
+    let seconds =
+        |o: &Outlook| o.prediction.map_or(o.disk_bytes_per_token_max as f64, |p| p.seconds_per_token);
     let least = fitting().map(|(_, o)| seconds(o)).min_by(f64::total_cmp)?;
     fitting()
         .filter(|(_, o)| seconds(o) * WORTH_MORE_MEMORY <= least)

@@ -254,7 +254,25 @@ fn the_doctor_without_a_model_says_what_it_cannot_tell() {
     assert!(report["disk"].is_null() && report["presets"].as_array().unwrap().is_empty());
     assert!(report["unknown"].to_string().contains("--model DIR"), "{report:#}");
     assert!(report["memory_speed"]["read_bytes_per_second"].as_f64().unwrap() > 0.0);
+    let dir = tempfile::tempdir().unwrap();
+    let dimensions = golden("../k3-dimensions.json");
+    let config = ["doctor", "--config", dimensions.to_str().unwrap(), "--json"];
+    let without_disk = json(&config);
+    assert!(without_disk["disk"].is_null() && without_disk["unknown"].to_string().contains("--probe DIR"));
+    assert!(without_disk["presets"][0]["outlook"]["prediction"].is_null(), "{without_disk:#}");
+    let test = ["--probe", dir.path().to_str().unwrap(), "--disk-test-bytes", "20000000"];
+    let probed = json(&[&config[..], &test].concat());
+    assert!(probed["advice"]["seconds_per_token"].as_f64().unwrap() > 0.0, "{probed:#}");
+    assert_eq!(probed["disk"]["disks"][0]["directory"], test[1]);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the file it read is gone");
+    let command = probed["advice"]["commands"][0].as_str().unwrap();
+    stdout(&command.split(' ').skip(1).collect::<Vec<_>>());
+
     refusal(&["doctor", "--disk-test-bytes", "0"]);
+    refusal(&["doctor", "--model", test[1], "--probe", test[1]]);
+    let absent = dir.path().join("absent");
+    let failed = k3(&["doctor", "--probe", absent.to_str().unwrap()]);
+    assert!(failed.status.code() == Some(1) && String::from_utf8(failed.stderr).unwrap().contains("absent"));
     assert!(refusal(&["doctor", "--shards", "/tmp"]).contains("--model"));
     assert_eq!(k3(&["doctor", "--model", "/no/such/model"]).status.code(), Some(2));
 }

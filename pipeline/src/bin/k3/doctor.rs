@@ -1,14 +1,20 @@
 //! `k3 doctor`: what this machine can do, and what to type.
 
+mod table;
+
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use k3_kernel::Kernels;
-use k3_pipeline::doctor::{self, Candidate, DiskFigure, DiskSpace, DoctorError, MemoryFigure, Outlook};
+use k3_pipeline::doctor::{
+    self, Candidate, DiskFigure, DiskSpace, DoctorError, MemoryFigure, Outlook, ProbeFile,
+};
 use k3_pipeline::machine::Machine;
 use k3_pipeline::model::config::ModelConfig;
-use k3_pipeline::model::tensors::ModelTensors;
+use k3_pipeline::model::config_json::read_config;
+use k3_pipeline::model::error::ModelError;
+use k3_pipeline::model::tensors::{ModelTensors, WeightFile};
 use k3_pipeline::plan::{ModelShape, Rates, ReaderPlan, machine_budget_bytes};
 use k3_pipeline::preset::Preset;
 use serde::Serialize;
@@ -24,13 +30,21 @@ Examples:
   k3 doctor
   k3 doctor --model ~/Kimi-K3
   k3 doctor --model ~/Kimi-K3 --shards /disk2/k3,/disk3/k3 --json
+  k3 doctor --config config.json --probe /mnt/fast      before the weights are there
 
-It reads for a few seconds and writes nothing. Exit codes: 0 the figures were printed, even where no
+It reads for a few seconds. With --probe it first writes up to 1 GB to that disk, into a file without a name
+that is gone when it ends; else it writes nothing. Exit codes: 0 the figures were printed, even where no
 preset fits; 1 the model or the machine cannot be read; 2 usage, or a refused config.")]
 pub(crate) struct Args {
-    /// Model directory. Without it there is nothing to read, so no disk is measured and nothing predicted.
-    #[arg(long, value_name = "DIR")]
+    /// Model directory: its disk is measured by reading its weight files.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["config", "probe"])]
     model: Option<PathBuf>,
+    /// A config.json alone: sizes as released are taken for granted.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A directory on the disk that is to hold the weights.
+    #[arg(long, value_name = "DIR")]
+    probe: Option<PathBuf>,
     #[command(flatten)]
     shards: ShardArgs,
     /// Bytes that the disk test reads at most; it also ends after three seconds.
@@ -44,6 +58,12 @@ pub(crate) struct Args {
 
 const DISK_TEST_TIME: Duration = Duration::from_secs(3);
 const MEMORY_TEST_TIME: Duration = Duration::from_millis(500);
+/// Size of the file that a disk without weights is measured with, and one part in how many of its free
+/// space it takes at most.
+const PROBE_BYTES_MAX: u64 = 1_000_000_000;
+const PROBE_SHARE: u64 = 4;
+/// A random read while no model is known: an expert of the release.
+const RELEASED_EXPERT_BYTES: u64 = 17_547_264;
 
 #[derive(Serialize)]
 struct Report {
@@ -90,12 +110,20 @@ impl From<DoctorError> for Failure {
     }
 }
 
+/// What is examined.
+struct Subject {
+    config: ModelConfig,
+    shape: ModelShape,
+    /// Its weight files, where they are there.
+    tensors: Option<ModelTensors>,
+}
+
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Outcome {
     if args.model.is_none() && !args.shards.shards.is_empty() {
         return Err(Failure::refused(anyhow::anyhow!("--shards needs --model DIR")));
     }
-    let model = args.model.as_deref().map(|dir| args.shards.open(dir)).transpose()?;
+    let subject = subject(args)?;
     let machine = Machine::detect().map_err(Failure::run)?;
     let kernels = Kernels::detect();
     let line = Line { watched: io::stderr().is_terminal() };
@@ -112,12 +140,28 @@ pub(crate) fn run(args: &Args) -> Outcome {
         advice: None,
         unknown: Vec::new(),
     };
-    match (&args.model, &model) {
-        (Some(dir), Some(model)) => examine(args, dir, model, &machine, &mut report, &line)?,
-        _ => without_model(&machine, &mut report)?,
+    examine_disk(args, subject.as_ref(), &mut report, &line)?;
+    match &subject {
+        Some(subject) => examine_presets(args, subject, &machine, &mut report)?,
+        None => without_model(&machine, &mut report)?,
     }
     line.clear();
-    if args.json { output::print_json(&report) } else { print(&report) }
+    if args.json { output::print_json(&report) } else { table::print(&report) }
+}
+
+fn subject(args: &Args) -> Result<Option<Subject>, Failure> {
+    match (&args.model, &args.config) {
+        (Some(dir), _) => {
+            let (config, tensors) = args.shards.open(dir)?;
+            let shape = ModelShape::from_tensors(&config, &tensors);
+            Ok(Some(Subject { config, shape, tensors: Some(tensors) }))
+        }
+        (None, Some(file)) => {
+            let config = read_config(file).map_err(ModelError::from)?;
+            Ok(Some(Subject { shape: ModelShape::from_config(&config), config, tensors: None }))
+        }
+        (None, None) => Ok(None),
+    }
 }
 
 fn memory(machine: &Machine) -> Memory {
@@ -133,45 +177,74 @@ fn memory(machine: &Machine) -> Memory {
     }
 }
 
-/// What needs a model: the disk, the plans, the advice.
-fn examine(
-    args: &Args,
-    dir: &Path,
-    (config, tensors): &(ModelConfig, ModelTensors),
-    machine: &Machine,
-    report: &mut Report,
-    line: &Line,
-) -> Outcome {
-    let shape = ModelShape::from_tensors(config, tensors);
+/// Measures the disk where there is something to read, or where something may be written.
+fn examine_disk(args: &Args, subject: Option<&Subject>, report: &mut Report, line: &Line) -> Outcome {
+    let tensors = subject.and_then(|s| s.tensors.as_ref());
+    let Some(dir) = args.model.as_ref().or(args.probe.as_ref()) else {
+        let what = "the disk: give --model DIR, or --probe DIR for a disk that has no weights yet";
+        report.unknown.push(what.to_owned());
+        return Ok(());
+    };
+    let space = doctor::disk_space(dir)?;
+    let probe = match tensors {
+        Some(_) => None,
+        None => Some(write_probe(dir, &space, line)?),
+    };
+    let probed: Vec<WeightFile> = probe.iter().map(ProbeFile::as_weight_file).collect();
+    let files = tensors.map_or(&probed, |t| &t.files);
     let preset = Preset::load("auto", &[]).map_err(Failure::run)?.reader;
     let reader = ReaderPlan { engine: preset.engine, direct: preset.direct, depth: preset.depth };
     let limits = (args.disk_test_bytes, DISK_TEST_TIME);
     let mut progress = |bytes| line.show(&format!("measuring the disk: {} read", size(bytes)));
-    let disk = doctor::measure_disks(&tensors.files, &reader, shape.expert_bytes, limits, &mut progress)
-        .map_err(Failure::run)?;
-    let rates = Rates {
-        disk: doctor::rate(disk.bytes_per_second),
-        memory: Some(doctor::rate(report.memory_speed.product_bytes_per_second)),
-    };
+    let extent_bytes = subject.map_or(RELEASED_EXPERT_BYTES, |s| s.shape.expert_bytes);
+    let mut disk =
+        doctor::measure_disks(files, &reader, extent_bytes, limits, &mut progress).map_err(Failure::run)?;
+    if probe.is_some() {
+        disk.disks.iter_mut().for_each(|d| d.directory.clone_from(dir));
+    }
     if disk.is_buffered() {
         report.unknown.push(
             "the disk's own speed: some files cannot be read with O_DIRECT, so the page cache may have answered"
                 .to_owned(),
         );
     }
-    report.presets = doctor::candidates(config, &shape, machine, rates)?;
-    let space = doctor::disk_space(dir)?;
-    let packable: u64 = shape.matrices.iter().map(|m| m.stored_bytes()).sum();
-    report.advice = doctor::advised(&report.presets)
-        .map(|(best, outlook)| advice(args, dir, best, outlook, packable < space.free_bytes));
     report.space = Some(space);
     report.disk = Some(disk);
     Ok(())
 }
 
+fn write_probe(dir: &Path, space: &DiskSpace, line: &Line) -> Result<ProbeFile, Failure> {
+    let bytes = PROBE_BYTES_MAX.min(space.free_bytes / PROBE_SHARE);
+    let mut progress = |done| line.show(&format!("writing: {} of {}", size(done), size(bytes)));
+    ProbeFile::write(dir, bytes, &mut progress).map_err(|error| {
+        let what = format!("cannot write a file to read in {}", dir.display());
+        Failure::run(anyhow::Error::new(error).context(what))
+    })
+}
+
+/// Every preset on this machine, and the one to take.
+fn examine_presets(args: &Args, subject: &Subject, machine: &Machine, report: &mut Report) -> Outcome {
+    let Subject { config, shape, tensors } = subject;
+    let rates = report.disk.as_ref().map(|disk| Rates {
+        disk: doctor::rate(disk.bytes_per_second),
+        memory: Some(doctor::rate(report.memory_speed.product_bytes_per_second)),
+    });
+    report.presets = doctor::candidates(config, shape, machine, rates)?;
+    let packable: u64 = shape.matrices.iter().map(|m| m.stored_bytes()).sum();
+    let room_for_pack = tensors.is_some() && report.space.as_ref().is_some_and(|s| packable < s.free_bytes);
+    report.advice = doctor::advised(&report.presets).map(|(best, outlook)| match &args.model {
+        Some(dir) => advice(args, dir, best.preset, outlook, room_for_pack),
+        None => {
+            let file = args.config.as_deref().unwrap_or(Path::new("config.json"));
+            before_the_weights(file, best.preset, outlook, rates)
+        }
+    });
+    Ok(())
+}
+
 fn without_model(machine: &Machine, report: &mut Report) -> Outcome {
-    report.unknown.push("the disk: without --model DIR there is no weight file to read".to_owned());
-    report.unknown.push("seconds per token: they follow from the model and its disk".to_owned());
+    let what = "seconds per token: they follow from the model; give --model DIR or --config FILE";
+    report.unknown.push(what.to_owned());
     report.advice = doctor::rung_by_memory(machine)?.map(|preset| Advice {
         preset,
         seconds_per_token: None,
@@ -184,8 +257,25 @@ fn without_model(machine: &Machine, report: &mut Report) -> Outcome {
     Ok(())
 }
 
-fn advice(args: &Args, dir: &Path, best: &Candidate, outlook: &Outlook, room_for_pack: bool) -> Advice {
-    let preset = best.preset;
+/// What to type while there is a configuration and nothing else.
+fn before_the_weights(file: &Path, preset: &'static str, outlook: &Outlook, rates: Option<Rates>) -> Advice {
+    let file = quoted(&file.to_string_lossy());
+    let speeds = rates.map_or(String::new(), |rates| {
+        let memory = rates.memory.map_or(String::new(), |m| format!(" --memory-rate {}B/s", m.0.0));
+        format!(" --disk {}B/s{memory}", rates.disk.0.0)
+    });
+    Advice {
+        preset,
+        seconds_per_token: outlook.prediction.map(|p| p.seconds_per_token),
+        commands: vec![
+            format!("k3 plan --preset {preset} --config {file}{speeds}"),
+            "k3 doctor --model DIR".to_owned(),
+        ],
+        pack_commands: Vec::new(),
+    }
+}
+
+fn advice(args: &Args, dir: &Path, preset: &'static str, outlook: &Outlook, room_for_pack: bool) -> Advice {
     let mut model = format!("--preset {preset} --model {}", quoted(&dir.to_string_lossy()));
     for shards in &args.shards.shards {
         model.push_str(&format!(" --shards {}", quoted(&shards.to_string_lossy())));
@@ -202,7 +292,7 @@ fn advice(args: &Args, dir: &Path, best: &Candidate, outlook: &Outlook, room_for
     };
     Advice {
         preset,
-        seconds_per_token: Some(outlook.prediction.seconds_per_token),
+        seconds_per_token: outlook.prediction.map(|p| p.seconds_per_token),
         commands: vec![format!("k3 generate {model} {prompt}")],
         pack_commands,
     }
@@ -215,97 +305,6 @@ fn quoted(word: &str) -> String {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-fn print(report: &Report) -> Outcome {
-    let mut out = output::stdout();
-    for line in figures(report).into_iter().chain(presets(report)).chain(conclusion(report)) {
-        writeln!(out, "{line}")?;
-    }
-    out.flush()?;
-    Ok(())
-}
-
-fn speed(bytes_per_second: f64) -> String {
-    format!("{}/s", size(bytes_per_second as u64))
-}
-
-fn figures(report: &Report) -> Vec<String> {
-    let memory = &report.memory;
-    let mut lines = vec![
-        format!("cores         {}, {}", report.cores, report.isa),
-        format!("memory        {}, {} available", size(memory.total_bytes), size(memory.available_bytes)),
-    ];
-    lines.extend(memory.cgroup.as_ref().map(|c| {
-        format!("control group {}: {} of {} used", c.path.display(), size(c.used_bytes), size(c.limit_bytes))
-    }));
-    let speeds = &report.memory_speed;
-    lines.push(format!("for a plan    {} at most, head-room kept", size(memory.plan_bytes_max)));
-    lines.push(format!(
-        "memory speed  {} read, {} of bf16 weights multiplied, {} threads",
-        speed(speeds.read_bytes_per_second),
-        speed(speeds.product_bytes_per_second),
-        speeds.threads
-    ));
-    lines.extend(report.space.as_ref().map(|space| {
-        let (free, total) = (size(space.free_bytes), size(space.total_bytes));
-        format!("disk space    {free} of {total} free at {}", space.path.display())
-    }));
-    if let Some(disk) = &report.disk {
-        lines.push(format!(
-            "disk speed    {}: random extents of {}, {} at once, {} in {:.2} s",
-            speed(disk.bytes_per_second),
-            size(disk.extent_bytes),
-            disk.extents_at_once,
-            size(disk.bytes),
-            disk.seconds
-        ));
-        lines.extend(disk.disks.iter().map(|d| {
-            let (path, direct) = (d.directory.display(), d.direct_files);
-            format!(
-                "              {path}: {}, depth {}, O_DIRECT for {direct} of {} files",
-                d.engine, d.depth, d.files
-            )
-        }));
-    }
-    lines.extend(report.unknown.iter().map(|what| format!("not known     {what}")));
-    lines
-}
-
-fn presets(report: &Report) -> Vec<String> {
-    if report.presets.is_empty() {
-        return Vec::new();
-    }
-    let mut lines =
-        vec![String::new(), "preset            memory   disk per token   predicted per token".to_owned()];
-    lines.extend(report.presets.iter().map(|c| match &c.outlook {
-        Some(o) => format!(
-            "{:<12}{:>12}{:>17}{:>20.3} s",
-            c.preset,
-            size(o.planned_bytes),
-            size(o.disk_bytes_per_token_max),
-            o.prediction.seconds_per_token
-        ),
-        None => format!("{:<12}does not fit: k3 plan --preset {} says why", c.preset, c.preset),
-    }));
-    lines
-}
-
-fn conclusion(report: &Report) -> Vec<String> {
-    let Some(advice) = &report.advice else {
-        return vec![String::new(), "No built-in preset fits this machine.".to_owned()];
-    };
-    let why = match advice.seconds_per_token {
-        Some(seconds) => format!("predicted at most {seconds:.3} s per token without cache hits"),
-        None => "by memory alone".to_owned(),
-    };
-    let mut lines = vec![String::new(), format!("advice: preset {}, {why}. Type:", advice.preset)];
-    lines.extend(advice.commands.iter().map(|command| format!("  {command}")));
-    if !advice.pack_commands.is_empty() {
-        lines.push("with a packed trunk fewer bytes are read, with the same output:".to_owned());
-        lines.extend(advice.pack_commands.iter().map(|command| format!("  {command}")));
-    }
-    lines
 }
 
 /// One line on stderr, for those who watch.
