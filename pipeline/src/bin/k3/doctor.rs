@@ -123,6 +123,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if args.model.is_none() && !args.shards.shards.is_empty() {
         return Err(Failure::refused(anyhow::anyhow!("--shards needs --model DIR")));
     }
+    if let Some(probe) = args.probe.as_ref().filter(|probe| !probe.is_dir()) {
+        return Err(Failure::refused(anyhow::anyhow!("--probe: {} is no directory", probe.display())));
+    }
     let subject = subject(args)?;
     let machine = Machine::detect().map_err(Failure::run)?;
     let kernels = Kernels::detect();
