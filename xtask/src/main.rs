@@ -10,7 +10,9 @@ mod check;
 mod checkpoint;
 mod golden;
 mod isa;
+mod ladder;
 mod no_std;
+mod overlap;
 mod progress;
 mod rehearse;
 mod run_k3;
@@ -45,6 +47,10 @@ enum Task {
     Golden(golden::Args),
     /// The kernels on every instruction set that can be run here: tests, and digests that must be equal.
     Isa(isa::Options),
+    /// Time per token at every memory budget that fits, and over the split of one: a table and a picture.
+    Ladder(ladder::Args),
+    /// Compares the time of a token with the longer of disk and computation, at several disk speeds.
+    Overlap(overlap::Args),
     /// Runs the full-scale model, laid out in sparse files, under a hard memory limit.
     Rehearse(rehearse::Args),
     /// Makes a model of the released widths that is small enough to measure with.
@@ -92,6 +98,8 @@ fn main() -> ExitCode {
         Task::Check => check::run(),
         Task::Golden(args) => golden::run(&args),
         Task::Isa(options) => isa::run(&options),
+        Task::Ladder(args) => ladder::run(&args),
+        Task::Overlap(args) => overlap::run(&args),
         Task::Rehearse(args) => rehearse::run(&args),
         Task::Synth(args) => synth::run(&args),
         Task::Tidy => tidy::run(),

@@ -4,6 +4,7 @@
 mod cgroup;
 mod child;
 mod report;
+mod series;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use k3_pipeline::units::Rate;
 pub use cgroup::Cgroup;
 pub use child::Ended;
 pub use report::Report;
+pub use series::{Series, Spread, Stream};
 
 /// The release binary, ready to run.
 pub struct K3 {

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::child::Ended;
 
 /// Figures of a run, as `--json` prints them.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Report {
     pub preset: String,
     pub model: String,
@@ -84,6 +84,12 @@ impl Report {
             generated_ids: get(json, "generated_ids")?.clone(),
             logits_digest,
         })
+    }
+
+    /// Part of the experts that were found in the cache; 0 where none was asked for.
+    #[must_use]
+    pub fn hit_rate(&self) -> f64 {
+        self.expert_hits as f64 / (self.expert_requests as f64).max(1.0)
     }
 
     /// For people.
