@@ -5,7 +5,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -165,6 +166,81 @@ fn a_pack_that_does_not_belong_is_refused_by_the_plan() {
     let config = config.to_str().unwrap();
     let error = refusal(&["plan", "--preset", "demo", "--config", config, "--set", &setting]);
     assert!(error.contains("trunk.k3pack") && error.contains("config.json alone"), "{error}");
+}
+
+#[test]
+fn what_is_no_pack_is_refused_at_once() {
+    let p = Packed::new();
+    let fifo = p.dir.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let empty = p.dir.path().join("empty");
+    fs::write(&empty, "").unwrap();
+    let text = p.dir.path().join("config.json");
+    for (path, says) in [
+        (fifo.as_path(), "not a regular file"),
+        (p.dir.path(), "not a regular file"),
+        (&empty, "not a whole pack"),
+        (&text, "not a whole pack"),
+    ] {
+        let setting = format!("trunk.pack={}", path.display());
+        for command in [&["plan"][..], &["generate", "--ids", "1"]] {
+            let started = Instant::now();
+            let error = refusal(&p.with(command[0], &[&command[1..], &["--set", &setting]].concat()));
+            assert!(error.contains(says) && error.contains(path.to_str().unwrap()), "{error}");
+            assert!(started.elapsed() < Duration::from_secs(5));
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_a_pack_ends_generation_and_names_the_block() {
+    let p = Packed::new();
+    let setting = p.setting();
+    let whole = fs::read(&p.pack).unwrap();
+    let manifest = u64::from_le_bytes(whole[8..16].try_into().unwrap()) as usize;
+    let manifest: Value = serde_json::from_slice(&whole[manifest..]).unwrap();
+    let blocks = manifest["blocks"].as_array().unwrap();
+    for number in [0, blocks.len() / 2, blocks.len() - 1] {
+        let mut bytes = whole.clone();
+        bytes[blocks[number]["offset"].as_u64().unwrap() as usize] ^= 4;
+        fs::write(&p.pack, bytes).unwrap();
+        for pinned in ["0", "all"] {
+            let pinned = format!("trunk.pinned={pinned}");
+            let run = ["--set", &setting, "--set", &pinned, "--ids", "1,2", "--max-tokens", "2"];
+            let output = k3(&p.with("generate", &run));
+            assert_eq!(output.status.code(), Some(1), "{output:?}");
+            assert!(output.stdout.is_empty(), "no token comes of it");
+            let error = String::from_utf8(output.stderr).unwrap();
+            assert!(error.contains(&format!("block {number} ")), "block {number}: {error}");
+        }
+    }
+}
+
+#[test]
+fn packing_that_is_killed_goes_on_to_the_same_pack() {
+    let p = Packed::new();
+    let want = fs::read(&p.pack).unwrap();
+    let out = p.dir.path().join("killed.k3pack");
+    let args = p.with("pack", &["--out", out.to_str().unwrap()]);
+    let started = Instant::now();
+    stdout(&args);
+    let whole_run = started.elapsed();
+    for moment in 1..=20 {
+        fs::remove_file(&out).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_k3"))
+            .args(&args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(whole_run * moment / 21);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // A pack is there whole, or under its name not at all.
+        assert!(!out.exists() || fs::read(&out).unwrap() == want, "killed at {moment} of 21");
+        stdout(&args);
+        assert!(fs::read(&out).unwrap() == want, "killed at {moment} of 21");
+    }
 }
 
 #[test]

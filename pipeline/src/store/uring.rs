@@ -271,3 +271,111 @@ fn step(read: &mut InFlight, file: &SourceFile, result: i32) -> Result<bool, Sto
         Step::Short => Err(short_read(file, read.chunk.offset, &read.progress)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::FileTable;
+    use super::super::queue::{CHUNK_BYTES, Mailbox};
+    use super::super::request::{Class, Completion, Pieces, Request};
+    use super::*;
+    use crate::memory::arena::Arena;
+    use crate::model::tensors::{Extent, FileId, WeightFile};
+    use crate::plan::DirectMode;
+
+    const OFFSET: u64 = 100;
+    const BYTES: usize = CHUNK_BYTES / 2;
+
+    /// A ring that has been asked for one extent of a file of its own; `None` where there is no io_uring.
+    struct Asked {
+        dir: tempfile::TempDir,
+        bytes: Vec<u8>,
+        ring: Ring,
+        shared: Shared,
+        mailbox: Arc<Mailbox>,
+    }
+
+    impl Asked {
+        fn new(direct: DirectMode) -> Option<Self> {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("weights");
+            let bytes: Vec<u8> = (0..BYTES + 9000).map(|i| (i % 251) as u8).collect();
+            std::fs::write(&path, &bytes).unwrap();
+            let files = [WeightFile { path, bytes: bytes.len() as u64 }];
+            let files = Arc::new(FileTable::open(&files, direct).unwrap());
+            let pieces = Pieces::one(Extent { file: FileId(0), offset: OFFSET, bytes: BYTES as u64 });
+            let arena = Arena::new("test", 1, pieces.slot_bytes()).unwrap();
+            let (ring, bell) = Ring::new(1, &arena.region().into_iter().collect::<Vec<_>>()).ok()?;
+            let shared = Shared::new(files, 1, pieces.slot_bytes(), Some(bell));
+            let mailbox = Arc::new(Mailbox::new(1));
+            let slot = arena.into_slots().pop().unwrap();
+            let request = Request { class: Class::Trunk, pieces, checksum: None, slot, tag: 7 };
+            shared.submit(request, &mailbox).unwrap();
+            Some(Self { dir, bytes, ring, shared, mailbox })
+        }
+
+        /// Lets the kernel read everything, then says that it gave `result` and takes away what it gave
+        /// beyond that.
+        fn pretend(&mut self, result: i32) {
+            assert!(self.ring.gather(&self.shared));
+            while self.ring.uring.completion().next().is_none() {
+                self.ring.wait();
+            }
+            let read = self.ring.reads[0].as_mut().unwrap();
+            let kept = read.progress.done + usize::try_from(result).unwrap_or(0);
+            read.chunk.part[kept..].fill(0xEE);
+            self.ring.finish_read(0, result, &self.shared);
+        }
+
+        fn end(&mut self) -> Completion {
+            loop {
+                if let Some(done) = self.mailbox.try_pop() {
+                    return done;
+                }
+                self.ring.wait();
+                self.ring.collect(&self.shared);
+            }
+        }
+    }
+
+    #[test]
+    fn short_and_postponed_reads_go_on_where_they_ended() {
+        for direct in [DirectMode::Off, DirectMode::Auto] {
+            for results in [&[1][..], &[4096, 5000], &[-libc::EAGAIN, 70_001, -libc::EINTR, 4095], &[]] {
+                let Some(mut asked) = Asked::new(direct) else { return };
+                for &result in results {
+                    asked.pretend(result);
+                }
+                assert!(asked.ring.gather(&asked.shared));
+                let done = asked.end();
+                done.result.unwrap();
+                let start = OFFSET as usize;
+                assert_eq!(done.tag, 7);
+                assert!(done.slot[start..start + BYTES] == asked.bytes[start..start + BYTES], "{results:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_read_that_gives_nothing_or_fails_is_named() {
+        let Some(mut asked) = Asked::new(DirectMode::Off) else { return };
+        asked.pretend(5000);
+        asked.pretend(0);
+        let error = asked.end().result.unwrap_err();
+        assert!(matches!(error, StoreError::ShortRead { got: 5000, .. }), "{error}");
+        let Some(mut asked) = Asked::new(DirectMode::Off) else { return };
+        asked.pretend(-libc::EIO);
+        let error = asked.end().result.unwrap_err();
+        assert!(matches!(error, StoreError::Read { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_file_cut_off_under_a_short_read_has_changed() {
+        let Some(mut asked) = Asked::new(DirectMode::Off) else { return };
+        let path = asked.dir.path().join("weights");
+        asked.pretend(5000);
+        std::fs::File::options().write(true).open(path).unwrap().set_len(6000).unwrap();
+        // Whether the read under way saw the old length or the new one.
+        let error = asked.end().result.unwrap_err();
+        assert!(matches!(error, StoreError::FileChanged { what: "length", .. }), "{error}");
+    }
+}
