@@ -157,6 +157,9 @@ fn shortage(
         MemoryBudget::Auto => None,
         MemoryBudget::Limit(bytes) => Some(bytes.0),
     };
+    // Less than these there is not.
+    let least = |value: &str| matches!(value, "0" | "1" | "\"streamed\"" | "\"fit\"");
+    let settings = preset.values().filter_map(|(key, value)| Some((key.path, value?)));
     Refusal::Memory(Box::new(MemoryShortage {
         preset: preset.name.clone(),
         needed_bytes,
@@ -164,6 +167,7 @@ fn shortage(
         budget_from,
         asked_bytes,
         lines,
+        settings: settings.filter(|(_, value)| !least(value)).collect(),
         fitting: None,
     }))
 }

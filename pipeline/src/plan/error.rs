@@ -55,8 +55,30 @@ pub struct MemoryShortage {
     pub asked_bytes: Option<u64>,
     /// The needed lines, as the preset asks.
     pub lines: Vec<LedgerLine>,
+    /// Settings of the preset that can be lowered, `key = value`, by the key.
+    pub settings: Vec<(&'static str, String)>,
     /// The smallest built-in preset that fits, with its planned bytes.
     pub fitting: Option<(&'static str, u64)>,
+}
+
+impl MemoryShortage {
+    /// The setting that most of a line's memory follows, where it can be lowered.
+    fn setting(&self, line: &LedgerLine) -> String {
+        let key = match line.name.as_str() {
+            "pinned layers" => "trunk.pinned",
+            "pinned head" => "trunk.head",
+            "expert arenas" => "experts.cache",
+            "expert staging" => "experts.staging_slots",
+            "ring" => "trunk.ring_slots",
+            "KDA state" | "convolution history" => "context.sequences",
+            "latent KV cache" => "context.tokens",
+            "drafts" => "pass.draft_tokens",
+            "activations and logits" | "embedding rows" => "pass.tokens",
+            _ => return String::new(),
+        };
+        let setting = self.settings.iter().find(|(path, _)| *path == key);
+        setting.map_or_else(String::new, |(path, value)| format!(" ({path} = {value})"))
+    }
 }
 
 impl fmt::Display for Refusal {
@@ -104,9 +126,12 @@ impl fmt::Display for MemoryShortage {
         }
         let mut largest: Vec<&LedgerLine> = self.lines.iter().filter(|l| l.bytes > 0).collect();
         largest.sort_by_key(|l| std::cmp::Reverse(l.bytes));
-        let parts: Vec<String> =
-            largest.iter().take(5).map(|l| format!("{} {}", l.name, Bytes(l.bytes).human())).collect();
+        let part = |l: &LedgerLine| format!("{} {}{}", l.name, Bytes(l.bytes).human(), self.setting(l));
+        let parts: Vec<String> = largest.iter().take(5).map(|l| part(l)).collect();
         write!(f, " Most of it: {}.", parts.join(", "))?;
+        if parts.iter().any(|part| part.ends_with(')')) {
+            f.write_str(" What stands in brackets can be lowered with --set.")?;
+        }
         match self.fitting {
             Some((name, bytes)) => write!(
                 f,

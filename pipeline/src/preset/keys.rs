@@ -38,7 +38,14 @@ pub struct KeyInfo {
 
 /// Every key, in the order files are written.
 pub fn key_infos() -> impl Iterator<Item = KeyInfo> {
-    KEYS.iter().map(|k| KeyInfo { path: k.path, allowed: k.allowed, about: k.about, required: k.required })
+    KEYS.iter().map(Key::info)
+}
+
+impl Key {
+    /// What people may know about it.
+    pub(super) fn info(&self) -> KeyInfo {
+        KeyInfo { path: self.path, allowed: self.allowed, about: self.about, required: self.required }
+    }
 }
 
 /// Largest values of counts.

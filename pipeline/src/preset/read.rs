@@ -140,12 +140,16 @@ fn unknown_key(path: &str) -> String {
         return format!("{path} is a section, not a value: write [{path}] and its keys below");
     }
     // A forgotten or wrong section is the likeliest slip, so the last part counts as much as the whole.
-    let last = |p: &str| p.rsplit('.').next().unwrap_or_default().to_owned();
-    let near = KEYS
-        .iter()
-        .find(|k| last(k.path) == last(path))
-        .map(|k| k.path)
-        .or_else(|| nearest(path, KEYS.iter().map(|k| k.path)));
+    fn last(path: &str) -> &str {
+        path.rsplit('.').next().unwrap_or_default()
+    }
+    let paths = || KEYS.iter().map(|k| k.path);
+    let with_last = |word: &str| paths().find(|p| last(p) == word);
+    let near = with_last(last(path))
+        // The name of a key where a section is expected, as in threads.count.
+        .or_else(|| path.split('.').find_map(with_last))
+        .or_else(|| nearest(path, paths()))
+        .or_else(|| nearest(last(path), paths().map(last)).and_then(with_last));
     match near {
         Some(near) => format!("unknown key \"{path}\"; did you mean \"{near}\"?"),
         None => {

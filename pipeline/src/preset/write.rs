@@ -3,9 +3,14 @@
 use std::fmt::Write as _;
 
 use super::keys::KEYS;
-use super::{Preset, SCHEMA_VERSION};
+use super::{KeyInfo, Preset, SCHEMA_VERSION};
 
 impl Preset {
+    /// Every key with its value as TOML; `None` where an optional key is absent.
+    pub fn values(&self) -> impl Iterator<Item = (KeyInfo, Option<String>)> {
+        KEYS.iter().map(|key| (key.info(), (key.get)(self)))
+    }
+
     /// The preset as a TOML text that reads back as this preset, each key with its explanation.
     #[must_use]
     pub fn to_commented_toml(&self) -> String {

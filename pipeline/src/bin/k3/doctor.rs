@@ -2,7 +2,7 @@
 
 mod table;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use serde::Serialize;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, size};
 use crate::preset_args::ShardArgs;
+use crate::terminal;
 
 /// Arguments of `k3 doctor`.
 #[derive(Debug, clap::Args)]
@@ -129,7 +130,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let subject = subject(args)?;
     let machine = Machine::detect().map_err(Failure::run)?;
     let kernels = Kernels::detect();
-    let line = Line { watched: io::stderr().is_terminal() };
+    let line = Line { watched: terminal::is_watched() };
     line.show("measuring memory");
     let memory_speed = doctor::measure_memory(&machine, kernels, MEMORY_TEST_TIME)?;
     let mut report = Report {

@@ -1,10 +1,10 @@
 //! From arguments to an open engine, shared by the subcommands that run a model.
 
-use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use k3_pipeline::engine::{Engine, EngineError};
 use k3_pipeline::forward::RunError;
 use k3_pipeline::machine::Machine;
@@ -19,8 +19,8 @@ use k3_pipeline::tokenizer::Tokenizer;
 use k3_pipeline::units::Rate;
 
 use crate::failure::Failure;
-use crate::output;
 use crate::preset_args::{PresetArgs, ShardArgs, measured_shape};
+use crate::progress::Bar;
 
 /// Which model to run, and how.
 #[derive(Clone, Debug, clap::Args)]
@@ -83,6 +83,9 @@ impl EngineArgs {
         let machine = Machine::detect().map_err(Failure::run)?;
         let shape = measured_shape(preset, &config, &tensors)?;
         let plan = plan(preset, &config, &shape, &machine).map_err(Failure::refused)?;
+        if let Some(trace) = &self.trace {
+            check_trace(trace)?;
+        }
         Ok(Planned { dir, config, tensors, plan, store: self.store() })
     }
 
@@ -95,6 +98,18 @@ impl EngineArgs {
     }
 }
 
+/// Refuses a place for a trace before anything is allocated. The file is made, and empty for now.
+fn check_trace(path: &Path) -> Result<(), Failure> {
+    let open = || {
+        if path.metadata().is_ok_and(|meta| !meta.is_file()) {
+            return Err(std::io::Error::other("not a regular file"));
+        }
+        std::fs::File::options().create(true).append(true).open(path)
+    };
+    let what = || format!("--trace: cannot write {}", path.display());
+    open().map(drop).with_context(what).map_err(Failure::refused)
+}
+
 impl Planned {
     /// The tokenizer of the model directory; `None` where it has none.
     pub(crate) fn tokenizer(&self) -> Result<Option<Tokenizer>, Failure> {
@@ -105,20 +120,11 @@ impl Planned {
         }
     }
 
-    /// Allocates, opens and loads, with a line on stderr for those who watch.
+    /// Allocates, opens and loads, with a bar on stderr for those who watch.
     pub(crate) fn open(self) -> Result<Engine, Failure> {
-        let watched = io::stderr().is_terminal();
-        let mut progress = |done: u64, total: u64| {
-            if watched {
-                let (done, total) = (output::size(done), output::size(total));
-                // A closed stderr leaves nobody to tell.
-                let _ = write!(io::stderr(), "\rloading {done} of {total}\x1b[K");
-            }
-        };
+        let bar = Bar::bytes("loading");
+        let mut progress = |done: u64, total: u64| bar.show(done, total);
         let engine = Engine::open((self.config, self.tensors), self.plan, &self.store, &mut progress);
-        if watched {
-            let _ = write!(io::stderr(), "\r\x1b[K");
-        }
         Ok(engine?)
     }
 }

@@ -16,9 +16,10 @@ use crate::engine_args::{EngineArgs, Planned};
 use crate::failure::{Failure, Outcome};
 use crate::logits_file::LogitsFile;
 use crate::printer::{FinishReason, Printer, TokenLogprobs};
+use crate::progress::Bar;
 use crate::prompt_args::PromptArgs;
 use crate::sampling_args::{SamplingArgs, StopArgs};
-use crate::{interrupt, output, progress, report};
+use crate::{interrupt, output, report};
 
 /// Tokens to generate when nothing is said.
 pub(crate) const MAX_TOKENS: usize = 256;
@@ -27,10 +28,11 @@ pub(crate) const MAX_TOKENS: usize = 256;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
+  k3 generate --preset demo 'Shall I'
   k3 generate --preset demo --ids 1,2,3 --max-tokens 16
   k3 generate --preset laptop --model ~/Kimi-K3 'The capital of France is'
   k3 generate --preset demo --temperature 0.8 --seed 7 --stop '.' 'Shall I'
-  k3 generate --model DIR --prompt-file essay.txt --dump-logits logits.safetensors --json
+  k3 generate --model ~/Kimi-K3 --prompt-file essay.txt --dump-logits logits.safetensors --json
 
 The text goes to stdout as it is decided, the report to stderr. A model directory without a
 tokenizer takes and gives token ids.")]
@@ -183,12 +185,12 @@ impl Run<'_> {
         engine: &mut Engine,
         prompt: &[TokenId],
     ) -> Result<Option<ControlFlow<TokenId, TokenId>>, Failure> {
-        let mut bar = progress::Prefill::new();
+        let bar = Bar::prompt();
         let dump = &mut self.dump;
         let all_logits = dump.is_some();
         let mut dumped = Ok(());
         let mut observe = |seen: Progress<'_>| {
-            bar.show(&seen);
+            bar.show_prompt(&seen);
             if let (Some(dump), Ok(())) = (&mut *dump, &dumped) {
                 dumped = dump.push(seen.logits.data());
             }

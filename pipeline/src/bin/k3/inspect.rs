@@ -1,8 +1,8 @@
 //! `k3 inspect`: what a model directory holds, and what is missing.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::anyhow;
 use k3_pipeline::model::check::{self, CheckReport};
@@ -13,9 +13,18 @@ use crate::failure::{Failure, Outcome};
 use crate::model_summary::Summary;
 use crate::output;
 use crate::preset_args::ShardArgs;
+use crate::progress::Bar;
+use crate::terminal::report;
 
 /// Arguments of `k3 inspect`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  k3 inspect ~/Kimi-K3
+  k3 inspect ~/Kimi-K3 --check        reads every weight: as long as the disk takes for all of them
+  k3 inspect ~/Kimi-K3 --json
+
+--check ends with exit code 3 where a weight is damaged.")]
 pub(crate) struct Args {
     /// Directory with config.json and the weight files.
     model: PathBuf,
@@ -35,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let (config, tensors) = args.shards.open(&args.model)?;
     let summary = Summary::new(&args.model, &config, &tensors);
     report(&format!(
-        "opened {} tensors in {:.3} s; {} of memory in use",
+        "opened {} tensors in {:.3} s; {} of memory in use\n",
         summary.tensors,
         started.elapsed().as_secs_f64(),
         resident_bytes().map_or_else(|| "unknown".to_owned(), output::size)
@@ -58,19 +67,15 @@ fn resident_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// A line on stderr. A closed stderr leaves nobody to tell.
-fn report(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
-}
-
 fn check(config: &ModelConfig, tensors: &ModelTensors) -> Outcome {
-    let mut progress = Progress::new(check::check_bytes(config, tensors));
-    let found =
-        check::check_values(config, tensors, &mut |done| progress.show(done)).map_err(Failure::run)?;
-    progress.end();
+    let total = check::check_bytes(config, tensors);
+    let bar = Bar::bytes("checking");
+    let found = check::check_values(config, tensors, &mut |done| bar.show(done, total));
+    drop(bar);
+    let found = found.map_err(Failure::run)?;
     let CheckReport { bytes, faults, fault_count } = found;
     if fault_count == 0 {
-        report(&format!("checked {}: every weight is finite, no scale byte is 255", output::size(bytes)));
+        report(&format!("checked {}: every weight is finite, no scale byte is 255\n", output::size(bytes)));
         return Ok(());
     }
     let mut text = format!("{fault_count} weights that no product may use; the download may be damaged");
@@ -82,49 +87,4 @@ fn check(config: &ModelConfig, tensors: &ModelTensors) -> Outcome {
         text.push_str(&format!("\n  and {more} more"));
     }
     Err(Failure::verification(anyhow!(text)))
-}
-
-/// Progress and the time left, on stderr: rewritten in place on a terminal, now and then in a log.
-struct Progress {
-    total: u64,
-    started: Instant,
-    shown: Option<Instant>,
-    every: Duration,
-    in_place: bool,
-}
-
-impl Progress {
-    fn new(total: u64) -> Self {
-        let in_place = io::stderr().is_terminal();
-        let every = if in_place { Duration::from_millis(500) } else { Duration::from_secs(10) };
-        Self { total, started: Instant::now(), shown: None, every, in_place }
-    }
-
-    fn show(&mut self, done: u64) {
-        let last = self.shown.unwrap_or(self.started);
-        if last.elapsed() < self.every || done == 0 {
-            return;
-        }
-        self.shown = Some(Instant::now());
-        let seconds = self.started.elapsed().as_secs_f64();
-        let rate = done as f64 / seconds;
-        let left = self.total.saturating_sub(done) as f64 / rate;
-        let line = format!(
-            "checked {} of {} at {}/s, about {left:.0} s left",
-            output::size(done),
-            output::size(self.total),
-            output::size(rate as u64)
-        );
-        if self.in_place {
-            let _ = write!(io::stderr().lock(), "\r\x1b[K{line}");
-        } else {
-            report(&line);
-        }
-    }
-
-    fn end(&self) {
-        if self.in_place && self.shown.is_some() {
-            report("");
-        }
-    }
 }

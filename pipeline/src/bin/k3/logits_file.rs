@@ -7,6 +7,7 @@ use k3_pipeline::units::TokenId;
 use tempfile::NamedTempFile;
 
 use crate::failure::Failure;
+use crate::output;
 
 /// Bytes before the data: the length of the header, and the header, padded with spaces. The data comes
 /// first and its length is known last.
@@ -23,19 +24,8 @@ pub(crate) struct LogitsFile {
 impl LogitsFile {
     /// Begins the file; refuses a place that cannot be written.
     pub(crate) fn create(path: &Path, vocab: usize) -> Result<Self, Failure> {
-        let refused = |error: io::Error| {
-            Failure::refused(
-                anyhow::Error::new(error).context(format!("--dump-logits: cannot write {}", path.display())),
-            )
-        };
-        // The finished file replaces what is there: never a device, a FIFO or a directory.
-        if path.file_name().is_none() || path.symlink_metadata().is_ok_and(|meta| !meta.is_file()) {
-            return Err(refused(io::Error::other("not a regular file")));
-        }
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file = tempfile::Builder::new().prefix(".k3-").tempfile_in(dir).map_err(refused)?;
-        let mut file = BufWriter::new(file);
-        file.write_all(&[b' '; HEADER_BYTES]).map_err(refused)?;
+        let mut file = BufWriter::new(output::place("--dump-logits", path)?);
+        file.write_all(&[b' '; HEADER_BYTES]).map_err(|error| failed(path, error))?;
         Ok(Self { path: path.to_owned(), file, vocab, rows: 0 })
     }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use k3_pipeline::units::Bytes;
 use serde::Serialize;
+use tempfile::NamedTempFile;
 
 use crate::failure::{Failure, Outcome};
 
@@ -39,6 +40,22 @@ pub(crate) fn grouped(number: u64) -> String {
         out.push(digit);
     }
     out
+}
+
+/// A file beside the one at `path`, which will replace it once it is whole; refuses a place that cannot
+/// be written, before anything is done. `option` is the argument that named it.
+pub(crate) fn place(option: &str, path: &Path) -> Result<NamedTempFile, Failure> {
+    let refused = |error: io::Error| {
+        Failure::refused(
+            anyhow::Error::new(error).context(format!("{option}: cannot write {}", path.display())),
+        )
+    };
+    // The finished file replaces what is there: never a device, a FIFO or a directory.
+    if path.file_name().is_none() || path.symlink_metadata().is_ok_and(|meta| !meta.is_file()) {
+        return Err(refused(io::Error::other("not a regular file")));
+    }
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::Builder::new().prefix(".k3-").tempfile_in(dir).map_err(refused)
 }
 
 /// What to do with a file that is there already.

@@ -1,19 +1,27 @@
 //! `k3 pack`: the trunk of a checkpoint as one file, coded and in order of execution.
 
-use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
-use std::time::Instant;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use k3_kernel::Kernels;
 use k3_pipeline::store::pack::PackError;
 use k3_pipeline::store::{PackOptions, PackSummary, pack_trunk, verify_pack};
+use serde::Serialize;
 
 use crate::engine_args::EngineArgs;
 use crate::failure::{Failure, Outcome};
 use crate::output;
+use crate::progress::Bar;
 
 /// Arguments of `k3 pack`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  k3 pack --preset laptop --model ~/Kimi-K3 --out ~/trunk.k3pack
+  k3 pack --preset laptop --model ~/Kimi-K3 --out ~/trunk.k3pack --verify
+  k3 generate --preset laptop --model ~/Kimi-K3 --set trunk.pack=trunk.k3pack 'Hello'
+
+The pack is lossless: the output has the same bits. --verify ends with exit code 3 where a block is damaged.")]
 pub(crate) struct Args {
     /// The block size is that of the preset: pack with the preset that will use the pack.
     #[command(flatten)]
@@ -36,17 +44,15 @@ pub(crate) fn run(args: &Args) -> Outcome {
         PackOptions { block_bytes: planned.plan.trunk.block_bytes, reader: planned.plan.reader.clone() };
     let model = (&planned.config, &planned.tensors);
     let what = if args.verify { "verifying" } else { "packing" };
-    let mut line = Line { what, watched: io::stderr().is_terminal(), started: Instant::now(), first: None };
+    let bar = Bar::bytes(what);
+    let mut progress = |done: u64, total: u64| bar.show(done, total);
     if args.verify {
-        let verified = verify_pack(model, &options, &args.out, &mut |done, total| line.show(done, total));
-        line.clear();
-        verified.map_err(Failure::verification)?;
-        writeln!(output::stdout(), "{}: every block is as it was packed", args.out.display())?;
-        return Ok(());
+        verify_pack(model, &options, &args.out, &mut progress).map_err(Failure::verification)?;
+        drop(bar);
+        return verified(args);
     }
-    let kernels = Kernels::detect();
-    let packed = pack_trunk(model, &options, kernels, &args.out, &mut |done, total| line.show(done, total));
-    line.clear();
+    let packed = pack_trunk(model, &options, Kernels::detect(), &args.out, &mut progress);
+    drop(bar);
     let summary = packed.map_err(|e| match e {
         PackError::WouldReplace { .. } => Failure::refused(e),
         e => e.into(),
@@ -56,6 +62,22 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let mut out = output::stdout();
     print(&mut out, args, &summary)?;
+    out.flush()?;
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Verified<'a> {
+    pack: &'a Path,
+    intact: bool,
+}
+
+fn verified(args: &Args) -> Outcome {
+    if args.json {
+        return output::print_json(&Verified { pack: &args.out, intact: true });
+    }
+    let mut out = output::stdout();
+    writeln!(out, "{}: every block is as it was packed", args.out.display())?;
     out.flush()?;
     Ok(())
 }
@@ -75,34 +97,6 @@ fn print(out: &mut impl Write, args: &Args, s: &PackSummary) -> io::Result<()> {
         writeln!(out, "{} blocks were there from an earlier run", s.resumed)?;
     }
     Ok(())
-}
-
-/// One line on stderr, for those who watch.
-struct Line {
-    what: &'static str,
-    watched: bool,
-    started: Instant,
-    /// Bytes that were done before this run.
-    first: Option<u64>,
-}
-
-impl Line {
-    fn show(&mut self, done: u64, total: u64) {
-        let first = *self.first.get_or_insert(done);
-        if !self.watched || done == first {
-            return;
-        }
-        let left = self.started.elapsed().as_secs_f64() / (done - first) as f64 * (total - done) as f64;
-        let (done, total) = (output::size(done), output::size(total));
-        // A closed stderr leaves nobody to tell.
-        let _ = write!(io::stderr(), "\r{} {done} of {total}, {left:.0} s left\x1b[K", self.what);
-    }
-
-    fn clear(&self) {
-        if self.watched {
-            let _ = write!(io::stderr(), "\r\x1b[K");
-        }
-    }
 }
 
 /// A full disk is refused before anything is written.

@@ -19,10 +19,12 @@ use crate::preset_args::{ModelArgs, PlannedModel, PresetArgs, ShardArgs};
 
 /// Arguments of `k3 plan`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  \
-    k3 plan --preset laptop --model ~/Kimi-K3 --disk 3.5GB/s\n  \
-    k3 plan --preset server --config config.json --elsewhere\n  \
-    k3 plan --compare laptop,server --config config.json --svg memory.svg")]
+#[command(after_help = "\
+Examples:
+  k3 plan --preset demo
+  k3 plan --preset laptop --model ~/Kimi-K3 --disk 3.5GB/s
+  k3 plan --preset server --config config.json --elsewhere
+  k3 plan --compare laptop,server --config config.json --svg memory.svg")]
 pub(crate) struct Args {
     #[command(flatten)]
     preset: PresetArgs,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use k3_pipeline::machine::Machine;
 use k3_pipeline::plan::plan;
-use k3_pipeline::preset::{BUILTIN_NAMES, LADDER, MemoryBudget, Pinned, Preset};
+use k3_pipeline::preset::{BUILTIN_NAMES, KeyInfo, LADDER, MemoryBudget, Pinned, Preset};
 use k3_pipeline::units::Bytes;
 use serde::Serialize;
 
@@ -16,6 +16,11 @@ use crate::preset_args::{ModelArgs, ShardArgs};
 
 /// Arguments of `k3 preset`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  k3 preset list
+  k3 preset show laptop
+  k3 preset new mine --memory 24GB")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -24,6 +29,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// List the built-in presets.
+    #[command(after_help = "Examples:\n  k3 preset list\n  k3 preset list --json")]
     List {
         /// Print JSON.
         #[arg(long)]
@@ -32,17 +38,18 @@ enum Command {
     /// Print a preset with an explanation of each key; the text is a preset file itself.
     Show(ShowArgs),
     /// Check preset files.
-    Check {
-        /// Names or files.
-        #[arg(required = true, value_name = "NAME|FILE")]
-        presets: Vec<String>,
-    },
+    Check(CheckArgs),
     /// Write a commented preset file, fitted to this machine and, where one is given, to a model.
     New(NewArgs),
 }
 
 /// Arguments of `k3 preset show`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  k3 preset show laptop
+  k3 preset show laptop --set context.tokens=8192 > mine.toml
+  k3 preset show ./mine.toml --json")]
 struct ShowArgs {
     /// A built-in preset, or the path of a preset file.
     #[arg(value_name = "NAME|FILE")]
@@ -50,12 +57,32 @@ struct ShowArgs {
     /// Change one key first.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Print every key with its value as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `k3 preset check`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  k3 preset check ./mine.toml
+  k3 preset check ./mine.toml ./other.toml --json")]
+struct CheckArgs {
+    /// Names or files.
+    #[arg(required = true, value_name = "NAME|FILE")]
+    presets: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Arguments of `k3 preset new`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  k3 preset new mine --memory 24GB --model ~/Kimi-K3\n  \
-    k3 generate --preset ./mine.toml --model ~/Kimi-K3 \"Hello\"")]
+#[command(after_help = "\
+Examples:
+  k3 preset new mine --memory 24GB --model ~/Kimi-K3
+  k3 generate --preset ./mine.toml --model ~/Kimi-K3 'Hello'")]
 struct NewArgs {
     /// Name of the preset; the file is NAME.toml in the working directory.
     name: String,
@@ -83,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     match &args.command {
         Command::List { json } => list(*json),
         Command::Show(args) => show(args),
-        Command::Check { presets } => check(presets),
+        Command::Check(args) => check(args),
         Command::New(args) => new(args),
     }
 }
@@ -119,25 +146,62 @@ fn limit(preset: &Preset) -> Option<Bytes> {
     }
 }
 
+/// One key of a preset.
+#[derive(Serialize)]
+struct KeyEntry {
+    key: &'static str,
+    /// As TOML; absent where an optional key is.
+    value: Option<String>,
+    allowed: &'static str,
+    about: &'static str,
+    required: bool,
+}
+
 fn show(args: &ShowArgs) -> Outcome {
     let preset = Preset::load(&args.preset, &args.set).map_err(Failure::refused)?;
+    if args.json {
+        let entry = |(key, value): (KeyInfo, Option<String>)| {
+            let KeyInfo { path, allowed, about, required } = key;
+            KeyEntry { key: path, value, allowed, about, required }
+        };
+        return output::print_json(&preset.values().map(entry).collect::<Vec<_>>());
+    }
     let mut out = output::stdout();
     out.write_all(preset.to_commented_toml().as_bytes())?;
     out.flush()?;
     Ok(())
 }
 
-fn check(presets: &[String]) -> Outcome {
-    let mut out = output::stdout();
-    let mut wrong = Vec::new();
-    for name in presets {
-        match Preset::load(name, &[]) {
-            Ok(preset) => writeln!(out, "{name}: ok ({})", preset.about)?,
-            Err(error) => wrong.push(error.to_string()),
+/// What is to say of one preset.
+#[derive(Serialize)]
+struct Checked<'a> {
+    preset: &'a str,
+    about: Option<String>,
+    problem: Option<String>,
+}
+
+fn check(args: &CheckArgs) -> Outcome {
+    let checked: Vec<Checked<'_>> = args.presets.iter().map(|name| one_checked(name)).collect();
+    if args.json {
+        output::print_json(&checked)?;
+    } else {
+        let mut out = output::stdout();
+        for Checked { preset, about, .. } in &checked {
+            if let Some(about) = about {
+                writeln!(out, "{preset}: ok ({about})")?;
+            }
         }
+        out.flush()?;
     }
-    out.flush()?;
+    let wrong: Vec<String> = checked.into_iter().filter_map(|c| c.problem).collect();
     if wrong.is_empty() { Ok(()) } else { Err(Failure::refused(anyhow!(wrong.join("\n")))) }
+}
+
+fn one_checked(name: &str) -> Checked<'_> {
+    match Preset::load(name, &[]) {
+        Ok(preset) => Checked { preset: name, about: Some(preset.about), problem: None },
+        Err(error) => Checked { preset: name, about: None, problem: Some(error.to_string()) },
+    }
 }
 
 fn new(args: &NewArgs) -> Outcome {

@@ -1,15 +1,12 @@
 //! The report of a run, on stderr.
 
-use std::io::{self, Write};
-
 use k3_pipeline::stats::{PhaseStats, Stats};
 
-use crate::output;
+use crate::{output, terminal};
 
 /// Prints what a run has cost.
 pub(crate) fn print(stats: &Stats) {
-    // A closed stderr leaves nobody to tell.
-    let _ = io::stderr().lock().write_all(text(stats).as_bytes());
+    terminal::report(&text(stats));
 }
 
 fn text(stats: &Stats) -> String {

@@ -17,7 +17,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "T", allow_hyphen_values = true)]
     temperature: Option<f32>,
     /// Only the K most likely tokens; 0 is all.
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value = "0", value_parser = whole::<usize>, allow_hyphen_values = true)]
     top_k: usize,
     /// Only the most likely tokens that together reach this probability; 1 is all.
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_hyphen_values = true)]
@@ -38,7 +38,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "ID=BIAS", value_parser = bias, allow_hyphen_values = true)]
     logit_bias: Vec<(TokenId, f32)>,
     /// Start of the random numbers: the same seed gives the same text on every machine.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = whole::<u64>, allow_hyphen_values = true)]
     seed: u64,
     /// Guess tokens from the text so far and verify several in one pass; the text stays the same.
     #[arg(long, value_enum, value_name = "HOW", default_value = "off")]
@@ -62,8 +62,14 @@ pub(crate) struct StopArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
     /// Stop at this token; can be given again. The model's own end token always stops.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = whole::<u32>, allow_hyphen_values = true)]
     stop_id: Vec<u32>,
+}
+
+/// A number that is not negative; the error says how large it may be.
+fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    let largest = if size_of::<T>() < 8 { u64::MAX >> (64 - 8 * size_of::<T>()) } else { u64::MAX };
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {largest}"))
 }
 
 fn bias(text: &str) -> Result<(TokenId, f32), String> {
@@ -151,6 +157,16 @@ impl From<StopError> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_and_seeds_are_not_negative() {
+        assert_eq!(whole("18446744073709551615"), Ok(u64::MAX));
+        let says = |limit: u64| format!("expected a whole number from 0 to {limit}");
+        for bad in ["-1", "1.5", "", "18446744073709551616"] {
+            assert_eq!(whole::<u64>(bad), Err(says(u64::MAX)), "{bad}");
+            assert_eq!(whole::<u32>(bad), Err(says(u32::MAX.into())), "{bad}");
+        }
+    }
 
     #[test]
     fn a_bias_is_an_id_and_a_number() {

@@ -15,9 +15,9 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  k3 tokenize --model DIR --text 'The capital of France is'
-  k3 tokenize --model DIR --file prompt.txt --json
-  echo '<|open|>message' | k3 tokenize --model DIR --special")]
+  k3 tokenize --model ~/Kimi-K3 --text 'The capital of France is'
+  k3 tokenize --model ~/Kimi-K3 --file prompt.txt --json
+  echo '<|open|>message' | k3 tokenize --model ~/Kimi-K3 --special")]
 pub(crate) struct TokenizeArgs {
     /// Directory with tiktoken.model and tokenizer_config.json; nothing else in it is read.
     #[arg(long, value_name = "DIR")]
@@ -40,8 +40,8 @@ pub(crate) struct TokenizeArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  k3 detokenize --model DIR --ids 1008,10484,318
-  k3 tokenize --model DIR --text hello | k3 detokenize --model DIR --file /dev/stdin
+  k3 detokenize --model ~/Kimi-K3 --ids 1008,10484,318
+  k3 tokenize --model ~/Kimi-K3 --text hello | k3 detokenize --model ~/Kimi-K3
 
 The text is written as the tokens' own bytes, without a line end; --json has U+FFFD in place of
 bytes that are not UTF-8.")]
@@ -122,12 +122,12 @@ fn input(argument: Option<&str>, file: Option<&Path>) -> Result<String, Failure>
             .lock()
             .read_to_string(&mut text)
             .context("cannot read UTF-8 text from standard input")
-            .map_err(Failure::run)?;
+            .map_err(Failure::refused)?;
         return Ok(text);
     };
     std::fs::read_to_string(path)
         .with_context(|| format!("{}: cannot read UTF-8 text", path.display()))
-        .map_err(Failure::run)
+        .map_err(Failure::refused)
 }
 
 /// Ids separated by commas or white space.

@@ -134,6 +134,7 @@ fn sampling() -> Vec<Case> {
         ("--throttle", "0B/s", "--throttle"),
         ("--trace", "", "--trace"),
         ("--seed", "1.5", "--seed"),
+        ("--seed", "-1", "expected a whole number from 0 to 18446744073709551615"),
         ("--draft", "magic", "--draft"),
         ("--stop-id", "256", "256 is not in the vocabulary"),
         ("--stop", "end", "has no tokenizer"),
@@ -197,8 +198,17 @@ fn commands() -> Vec<Case> {
         generating(
             "a trace without a place",
             &["--ids", "1", "--trace", "/nonexistent/t"],
-            1,
-            &["/nonexistent/t"],
+            2,
+            &["--trace: cannot write /nonexistent/t"],
         ),
+        generating("a trace to a folder", &["--ids", "1", "--trace", "/"], 2, &["--trace", "not a regular"]),
+        Case::new(
+            "a session without a place",
+            &["chat", "--preset", "demo", "--message", "x", "--session", "/nonexistent/x"],
+            2,
+            &["--session: cannot write /nonexistent/x"],
+        ),
+        Case::new("completions for no shell", &["completions", "tcsh"], 2, &["tcsh", "bash", "zsh", "fish"]),
+        Case::new("pages to a device", &["man", "--dir", "/dev/null"], 2, &["--dir", "/dev/null"]),
     ]
 }

@@ -19,6 +19,7 @@ pub fn cases(dir: &Path) -> Vec<Case> {
     let mut all = shards();
     all.extend(values());
     all.extend(prompts(dir));
+    all.extend(tokenizers());
     all.extend(outputs(dir));
     all
 }
@@ -85,12 +86,28 @@ fn prompts(dir: &Path) -> Vec<Case> {
         let args = ["generate", "--preset", "demo", "--model", &demo, "--prompt-file", path];
         Case::new(name, &args, 2, says)
     };
+    let tokenize = ["tokenize", "--model", &demo, "--file", &binary];
     vec![
+        Case::new("a text to tokenize that is not UTF-8", &tokenize, 2, &[&binary, "UTF-8"]),
         with("a prompt file that is not UTF-8", &binary, &[&binary, "UTF-8"]),
         with("a prompt file that is not there", &absent, &[&absent]),
         with("a prompt file that is a directory", &folder, &[&folder, "not a regular file"]),
         with("a prompt file that is a device", "/dev/zero", &["/dev/zero", "not a regular file"]),
     ]
+}
+
+/// A FIFO in the place of each tokenizer file: whoever reads it waits for ever.
+fn tokenizers() -> Vec<Case> {
+    let case = |(name, file): (&str, &str)| {
+        let model = Model::copy_of("../demo");
+        model.make_pipe(file);
+        let dir = model.path().to_string_lossy().into_owned();
+        let args = ["tokenize", "--model", &dir, "--text", "x"];
+        Case { model: Some(model), ..Case::new(name, &args, 2, &[file]) }
+    };
+    let files =
+        [("ranks in a FIFO", "tiktoken.model"), ("special tokens in a FIFO", "tokenizer_config.json")];
+    files.map(case).into()
 }
 
 fn outputs(dir: &Path) -> Vec<Case> {

@@ -104,9 +104,11 @@ fn texts(dir: &Path) -> Vec<Case> {
 }
 
 fn overrides() -> Vec<Case> {
-    let table: [(&str, &str); 8] = [
+    let table: [(&str, &str); 10] = [
         ("trunk.rnig_slots=4", "unknown key \"trunk.rnig_slots\"; did you mean \"trunk.ring_slots\"?"),
         ("ring_slots=4", "did you mean \"trunk.ring_slots\"?"),
+        ("threads.count=2", "did you mean \"compute.threads\"?"),
+        ("reader.queue_depht=2", "did you mean \"reader.depth\"?"),
         ("trunk.ring_slots", "write key=value"),
         ("=4", "unknown key \"\""),
         ("experts.policy=belady", "experts.policy cannot be belady"),

@@ -29,8 +29,9 @@ use serde::Serialize;
 use crate::engine_args::EngineArgs;
 use crate::failure::{Failure, Outcome, in_words};
 use crate::printer::ReportedCall;
+use crate::progress::Bar;
 use crate::sampling_args::{SamplingArgs, StopArgs};
-use crate::{interrupt, output, progress, report};
+use crate::{interrupt, output, report};
 use command::{Command, Setting};
 use lines::Lines;
 use screen::{Screen, Thinking};
@@ -99,6 +100,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     args.stop.matcher(vocabulary, end)?;
     let generator = args.sampling.generator(args.sampling.params(TEMPERATURE, None), vocabulary, true)?;
+    if let Some(path) = &args.session {
+        // Refused now, not after the first answer.
+        drop(output::place("--session", path)?);
+    }
     let name = planned.dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let model = (planned.tensors.fingerprint, name);
     let engine = planned.open()?;
@@ -285,11 +290,11 @@ impl Chat<'_> {
     fn say(&mut self, text: &str) -> Result<Answer, Failure> {
         // A Ctrl-C from before is not meant for this answer.
         self.cancel.store(false, Ordering::SeqCst);
-        let mut bar = progress::Prefill::new();
+        let bar = Bar::prompt();
         let options = AnswerOptions {
             max_tokens: self.max_tokens,
             stop: self.args.stop.matcher(self.vocabulary, self.end)?,
-            progress: &mut |seen: Progress<'_>| bar.show(&seen),
+            progress: &mut |seen: Progress<'_>| bar.show_prompt(&seen),
         };
         let screen = &mut self.screen;
         screen.begin();

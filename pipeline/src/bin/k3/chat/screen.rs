@@ -1,11 +1,12 @@
 //! What is shown of an answer: the response on stdout, thinking and notes on stderr.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
 use k3_pipeline::conversation::{Ended, Heard};
 
 use super::to_stderr;
 use crate::failure::Outcome;
+use crate::terminal;
 
 /// What happens with thinking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +34,7 @@ pub(super) struct Screen {
 
 impl Screen {
     pub(super) fn new(thinking: Thinking, streams: bool) -> Self {
-        let dims = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-        Self { thinking, streams, dims, in_thinking: false, failure: Ok(()) }
+        Self { thinking, streams, dims: terminal::takes_colour(), in_thinking: false, failure: Ok(()) }
     }
 
     pub(super) fn set_thinking(&mut self, thinking: Thinking) {
