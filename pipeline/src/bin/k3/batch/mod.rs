@@ -116,11 +116,9 @@ struct Tally {
 impl Tally {
     fn print(&self) {
         let Self { answered, failed, interrupted, tokens } = self;
-        // A closed stderr leaves nobody to tell.
-        let _ = writeln!(
-            std::io::stderr().lock(),
-            "batch   {answered} answered, {failed} failed, {interrupted} interrupted; {tokens} tokens generated"
-        );
+        crate::terminal::report(&format!(
+            "batch   {answered} answered, {failed} failed, {interrupted} interrupted; {tokens} tokens generated\n"
+        ));
     }
 
     fn outcome(&self) -> Outcome {
