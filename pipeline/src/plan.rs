@@ -96,8 +96,12 @@ pub struct TrunkPlan {
     pub ring_slots: usize,
     /// Bytes of a ring slot: the largest block with room for alignment ([`read_slot_bytes`]).
     pub slot_bytes: u64,
-    /// Layers that stay in memory, ascending.
+    /// Layers that stay in memory, ascending; or, where blocks are dealt out, as many bytes as these have.
     pub pinned_layers: Vec<LayerIndex>,
+    /// For each block of the layers, in order of the pass, whether it stays in memory: what the pinned
+    /// layers take, dealt out evenly over all of them. Empty where layers are pinned whole.
+    #[serde(skip)]
+    pub dealt_blocks: Vec<bool>,
     /// True when the head stays in memory.
     pub pinned_head: bool,
     /// Bytes of the pinned blocks, layers and head, each with room for alignment.
@@ -107,12 +111,13 @@ pub struct TrunkPlan {
 }
 
 impl TrunkPlan {
-    /// Whether the blocks of a layer, or of the head (`None`), stay in memory.
+    /// Whether the block of this number in the pass, of a layer or of the head (`None`), stays in memory.
     #[must_use]
-    pub fn is_pinned(&self, layer: Option<LayerIndex>) -> bool {
-        match layer {
-            Some(layer) => self.pinned_layers.binary_search(&layer).is_ok(),
-            None => self.pinned_head,
+    pub fn is_pinned(&self, block: usize, layer: Option<LayerIndex>) -> bool {
+        match (layer, self.dealt_blocks.get(block)) {
+            (None, _) => self.pinned_head,
+            (Some(_), Some(&dealt)) => dealt,
+            (Some(layer), None) => self.pinned_layers.binary_search(&layer).is_ok(),
         }
     }
 }

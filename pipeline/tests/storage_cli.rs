@@ -107,6 +107,12 @@ fn a_plan_counts_the_blocks_of_the_pack() {
         of("trunk_bytes") + of("head_bytes")
     };
     assert!(read(&packed) < read(&streamed));
+    let some = ["--set", "trunk.pinned=6"];
+    let dealt = read(&plan(&some));
+    assert!(dealt < read(&streamed) && dealt > read(&all));
+    let run = ["--ids", "1,2,3", "--max-tokens", "2", "--json"];
+    let stats = &json(&p.with("generate", &[&some[..], &run].concat()))["stats"];
+    assert_eq!(stats["store"]["trunk_bytes"], 2 * dealt, "a prompt and a token: {stats:#}");
     let again = p.dir.path().join("again.k3pack");
     let summary = json(&p.with("pack", &["--out", again.to_str().unwrap(), "--json"]));
     assert_eq!(summary["packed_bytes"], read(&packed));

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use k3_pipeline::machine::Machine;
 use k3_pipeline::model::tensors::ModelTensors;
 use k3_pipeline::plan::{ModelShape, plan};
@@ -32,7 +32,7 @@ Examples:
 For 0, half and all of the layers in memory it runs without a limit first, which gives the computation alone:
 the time of a token less its waits for the disk. Then it runs behind limits, and compares the time of a token
 with the longer of that and of bytes read over speed. Without --speeds the limits are 0.5, 1, 2 and 4 times
-the speed at which both are equal. A limit above what the disk gave without one counts as what it gave.
+the speed at which both are equal. A limit above what `k3 doctor` measures counts as what it measures.
 Exit codes: 0 done; 1 failed; 3 two runs gave different tokens or logits.")]
 pub(crate) struct Args {
     /// Model directory. Without it, the model of `cargo xtask synth`, made where it is not there.
@@ -82,8 +82,8 @@ struct Overlap {
     model: String,
     repeats: u32,
     tokens: u32,
-    /// The most that was read per second without a limit.
-    disk_bytes_per_second: f64,
+    /// As `k3 doctor` measures it; `None` where the page cache answers.
+    disk_bytes_per_second: Option<f64>,
     ratio_most: f64,
     stream: Stream,
     rows: Vec<Row>,
@@ -98,6 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let layers = fitting_layers(&model, args)?;
     let k3 = K3::build(stop)?;
+    let disk = if args.direct == "off" { None } else { Some(disk_rate(&k3, &model)?) };
     let case = |pinned: usize, disk: Option<Rate>| Generate {
         preset: PRESET,
         set: settings(args, pinned),
@@ -123,7 +124,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         layers.iter().flat_map(|&pinned| speeds.iter().map(move |&s| (pinned, Some(s)))).collect();
     let throttled = runs(&limited)?;
 
-    let disk = unlimited.0.iter().flatten().map(read_rate).fold(0.0, f64::max);
     let mut rows: Vec<Row> = Vec::new();
     for (&pinned, reports) in layers.iter().zip(&unlimited.0) {
         let compute = compute_seconds(reports);
@@ -194,19 +194,24 @@ fn compute_seconds(reports: &[Report]) -> f64 {
     mean(reports, |r| r.compute_seconds_per_token)
 }
 
-fn read_rate(report: &Report) -> f64 {
-    report.bytes_per_token / report.seconds_per_token
+/// What the disk of the model gives, measured apart from any computation.
+fn disk_rate(k3: &K3, model: &Path) -> anyhow::Result<f64> {
+    let args = ["doctor", "--json", "--model"].map(str::to_owned);
+    let args: Vec<String> = args.into_iter().chain([model.display().to_string()]).collect();
+    let report = k3.run(&args, None)?.json;
+    let rate = report.pointer("/disk/bytes_per_second").and_then(serde_json::Value::as_f64);
+    rate.context("the report of k3 doctor has no disk speed")
 }
 
 fn row(
     (pinned_layers, limit): (usize, Option<Rate>),
     reports: &[Report],
     compute_seconds: f64,
-    disk: f64,
+    disk: Option<f64>,
 ) -> Row {
     let bytes_per_token = mean(reports, |r| r.bytes_per_token);
-    let speed = limit.map_or(disk, |limit| disk.min(limit.0.0 as f64));
-    let disk_seconds = if bytes_per_token > 0.0 { bytes_per_token / speed } else { 0.0 };
+    let limit_rate = limit.map_or(f64::INFINITY, |limit| limit.0.0 as f64);
+    let disk_seconds = bytes_per_token / disk.unwrap_or(f64::INFINITY).min(limit_rate);
     let seconds_per_token = Spread::of(reports.iter().map(|r| r.seconds_per_token));
     Row {
         pinned_layers,
@@ -240,11 +245,12 @@ fn table(overlap: &Overlap) -> String {
         ));
     }
     let verdict = if overlap.ratio_most <= RATIO_MAX { "within" } else { "above" };
+    let disk = overlap
+        .disk_bytes_per_second
+        .map_or("page cache".to_owned(), |rate| format!("a disk of {}/s", Bytes(rate as u64).human()));
     text.push_str(&format!(
-        "the disk gave {}/s at most; largest ratio {:.3}, {verdict} {RATIO_MAX}; one stream: {}\n",
-        Bytes(overlap.disk_bytes_per_second as u64).human(),
-        overlap.ratio_most,
-        overlap.stream.logits_digest
+        "{disk}; largest ratio {:.3}, {verdict} {RATIO_MAX}; one stream: {}\n",
+        overlap.ratio_most, overlap.stream.logits_digest
     ));
     text
 }
@@ -266,13 +272,14 @@ mod tests {
     fn the_longer_of_both_counts_and_a_limit_no_more_than_the_disk() {
         let rate = |bytes| Some(Rate(Bytes(bytes)));
         // 100 bytes; computing takes 2 s.
-        let slow = row((0, rate(10)), &[report(11.0, 9.0, 100.0)], 2.0, 1000.0);
+        let slow = row((0, rate(10)), &[report(11.0, 9.0, 100.0)], 2.0, Some(1000.0));
         assert_eq!((slow.disk_seconds, slow.ratio), (10.0, 1.1));
-        let fast = row((0, rate(100)), &[report(2.0, 0.0, 100.0), report(3.0, 0.0, 100.0)], 2.0, 1000.0);
+        let fast =
+            row((0, rate(100)), &[report(2.0, 0.0, 100.0), report(3.0, 0.0, 100.0)], 2.0, Some(1000.0));
         assert_eq!(fast.ratio, 1.25);
-        let beyond = row((0, rate(100_000)), &[report(5.0, 0.0, 100.0)], 2.0, 20.0);
+        let beyond = row((0, rate(100_000)), &[report(5.0, 0.0, 100.0)], 2.0, Some(20.0));
         assert_eq!((beyond.disk_seconds, beyond.ratio), (5.0, 1.0));
-        let nothing = row((5, None), &[report(2.0, 0.0, 0.0)], 2.0, 0.0);
+        let nothing = row((5, None), &[report(2.0, 0.0, 0.0)], 2.0, None);
         assert_eq!(nothing.ratio, 1.0);
     }
 

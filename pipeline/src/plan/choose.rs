@@ -111,6 +111,7 @@ fn make(
             slot_bytes: sizes.slot_bytes,
             pinned_bytes: choice.bytes(sizes),
             pinned_layers: choice.layers,
+            dealt_blocks: choice.dealt,
             pinned_head: choice.head,
             pack: preset.trunk.pack.clone(),
         },
@@ -204,12 +205,23 @@ fn budget(preset: &Preset, machine: &Machine) -> (u64, BudgetSource) {
 /// What of the trunk stays in memory.
 struct Choice {
     layers: Vec<LayerIndex>,
+    /// What these layers take, dealt out over the blocks of all; empty where they are pinned whole.
+    dealt: Vec<bool>,
     head: bool,
 }
 
 impl Choice {
     fn layer_bytes(&self, sizes: &BlockSizes) -> u64 {
         self.layers.iter().filter_map(|l| sizes.layer_resident.get(l.index())).sum()
+    }
+
+    /// Bytes of the layers that are not read from disk.
+    fn saved_bytes(&self, sizes: &BlockSizes) -> u64 {
+        if self.dealt.is_empty() {
+            return self.layers.iter().filter_map(|l| sizes.layer_stored.get(l.index())).sum();
+        }
+        let pinned = sizes.layer_blocks.iter().zip(&self.dealt).filter(|&(_, &pinned)| pinned);
+        pinned.map(|(&(_, stored), _)| stored).sum()
     }
 
     fn head_bytes(&self, sizes: &BlockSizes) -> u64 {
@@ -248,7 +260,7 @@ impl Trunk<'_> {
         };
         let head = self.preset.trunk.head;
         let head_first = head == HeadPlace::Pinned;
-        let mut choice = Choice { layers: Vec::new(), head: head_first };
+        let mut choice = Choice { layers: Vec::new(), dealt: Vec::new(), head: head_first };
         choice.layers = match &self.preset.trunk.pinned {
             Pinned::Spread(n) => spread(within(*n)?, total),
             Pinned::Prefix(n) => spread(total, total).into_iter().take(within(*n)?).collect(),
@@ -259,11 +271,14 @@ impl Trunk<'_> {
                 let room = room.saturating_sub(choice.head_bytes(self.sizes));
                 let fits = |n: &usize| {
                     let layers = spread(*n, total);
-                    Choice { layers, head: false }.bytes(self.sizes) <= room
+                    Choice { layers, dealt: Vec::new(), head: false }.bytes(self.sizes) <= room
                 };
                 spread((least..=total).rev().find(fits).unwrap_or(least), total)
             }
         };
+        if matches!(self.preset.trunk.pinned, Pinned::Spread(_) | Pinned::Fit { .. }) {
+            choice.dealt = deal(&self.sizes.layer_blocks, choice.layer_bytes(self.sizes));
+        }
         if head == HeadPlace::Fit && choice.layers.len() == total {
             choice.head = choice.bytes(self.sizes).saturating_add(self.sizes.head_resident) <= room;
         }
@@ -279,6 +294,23 @@ impl Trunk<'_> {
             .collect();
         if missing.is_empty() { Ok(layers.iter().copied().map(LayerIndex).collect()) } else { Err(missing) }
     }
+}
+
+/// Which of these blocks, given by resident and stored bytes, stay in memory when `room` bytes are dealt out
+/// evenly: after any number of blocks the share that stays is that of the whole, but for a block. A layer in
+/// memory as a whole would leave the disk idle for as long as it is computed, once the ring is full.
+fn deal(blocks: &[(u64, u64)], room: u64) -> Vec<bool> {
+    let total: u128 = blocks.iter().map(|&(resident, _)| u128::from(resident)).sum();
+    let mut owed = 0;
+    let mut take = |&(resident, _): &(u64, u64)| {
+        owed += u128::from(resident) * u128::from(room);
+        let is_pinned = owed >= u128::from(resident) * total;
+        if is_pinned {
+            owed -= u128::from(resident) * total;
+        }
+        is_pinned
+    };
+    blocks.iter().map(&mut take).collect()
 }
 
 /// `count` of `total` layers, evenly spread: the middles of `count` equal parts of the stack.
@@ -316,10 +348,9 @@ fn arena_slots(config: &ModelConfig, slots: u64) -> Vec<usize> {
 
 fn traffic(config: &ModelConfig, shape: &ModelShape, sizes: &BlockSizes, choice: &Choice) -> Traffic {
     let trunk: u64 = sizes.layer_stored.iter().sum();
-    let pinned: u64 = choice.layers.iter().filter_map(|l| sizes.layer_stored.get(l.index())).sum();
     let experts = (moe_layers(config) * config.moe.experts_per_token) as u64 * shape.expert_bytes;
     Traffic {
-        trunk_bytes: trunk - pinned,
+        trunk_bytes: trunk - choice.saved_bytes(sizes),
         head_bytes: if choice.head { 0 } else { sizes.head_stored },
         expert_bytes_max: experts,
         embed_bytes: shape.embed_row_bytes,

@@ -55,6 +55,8 @@ pub(super) struct BlockSizes {
     pub(super) layer_resident: Vec<u64>,
     /// Bytes that each layer costs per pass when streamed.
     pub(super) layer_stored: Vec<u64>,
+    /// The same two of each block of the layers, in order of the pass.
+    pub(super) layer_blocks: Vec<(u64, u64)>,
     /// Bytes that the head takes when pinned.
     pub(super) head_resident: u64,
     /// Bytes that the head costs per pass when streamed.
@@ -98,6 +100,7 @@ impl BlockSizes {
             slot_bytes: 0,
             layer_resident: vec![0; layers],
             layer_stored: vec![0; layers],
+            layer_blocks: Vec::new(),
             head_resident: 0,
             head_stored: 0,
         }
@@ -109,6 +112,7 @@ impl BlockSizes {
             None => (&mut self.head_resident, &mut self.head_stored),
             Some(layer) => {
                 let at = layer.index();
+                self.layer_blocks.push((resident, stored));
                 match (self.layer_resident.get_mut(at), self.layer_stored.get_mut(at)) {
                     (Some(resident), Some(stored)) => (resident, stored),
                     _ => return,

@@ -128,10 +128,28 @@ fn layers_spread_evenly() {
     let p = make_plan("laptop", &["trunk.pinned=4", "memory.budget=16 GB"], 64 * GB).unwrap();
     let at: Vec<u16> = p.trunk.pinned_layers.iter().map(|l| l.0).collect();
     assert_eq!(at, [11, 34, 58, 81]);
+    // Their bytes are dealt out over the blocks of all layers: no stretch has more or less than its share.
+    let (config, shape) = k3();
+    let blocks = memory::BlockSizes::stored(&config, &shape, 32 << 20).layer_blocks;
+    let total: u64 = blocks.iter().map(|&(resident, _)| resident).sum();
+    let share = p.trunk.pinned_bytes as f64 / total as f64;
+    assert_eq!(p.trunk.dealt_blocks.len(), blocks.len());
+    let (mut seen, mut pinned) = (0, 0);
+    for (&(resident, _), &is_pinned) in blocks.iter().zip(&p.trunk.dealt_blocks) {
+        seen += resident;
+        pinned += if is_pinned { resident } else { 0 };
+        let owed = share * seen as f64 - pinned as f64;
+        assert!((-1.0..(64 << 20) as f64).contains(&owed), "{owed} after {seen}");
+    }
+    let none = make_plan("laptop", &["trunk.pinned=0"], 64 * GB).unwrap();
+    let saved = none.traffic.trunk_bytes - p.traffic.trunk_bytes;
+    assert!(saved <= p.trunk.pinned_bytes && saved + (64 << 20) > p.trunk.pinned_bytes, "{saved}");
+    let all = make_plan("max", &["trunk.pinned=fit"], 256 * GB).unwrap();
+    assert!(all.traffic.trunk_bytes == 0 && all.trunk.dealt_blocks.iter().all(|&pinned| pinned));
     let p = make_plan("max", &["trunk.pinned=prefix:3"], 256 * GB).unwrap();
     assert_eq!(p.trunk.pinned_layers, [LayerIndex(0), LayerIndex(1), LayerIndex(2)]);
     let p = make_plan("max", &["trunk.pinned=[9, 2]"], 256 * GB).unwrap();
-    assert!(p.trunk.is_pinned(Some(LayerIndex(9))) && !p.trunk.is_pinned(Some(LayerIndex(3))));
+    assert!(p.trunk.is_pinned(0, Some(LayerIndex(9))) && !p.trunk.is_pinned(0, Some(LayerIndex(3))));
 }
 
 #[test]

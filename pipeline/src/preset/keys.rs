@@ -125,9 +125,9 @@ pub(super) static KEYS: &[Key] = &[
         path: "trunk.pinned",
         allowed: "a number of layers, a list of zero-based layer numbers, \"all\", \"fit\", \"fit:N\", \
                   \"spread:N\" or \"prefix:N\"",
-        about: "Layers that stay in memory. A number, or \"spread:N\", spreads them evenly through the\n\
-                stack, so that the disk always has work; \"prefix:N\" takes the first ones. \"fit\" pins as\n\
-                many as the budget allows, \"fit:N\" never fewer than N.",
+        about: "Layers that stay in memory. A number, or \"spread:N\", deals their bytes out over the blocks of\n\
+                all layers, so that the disk always has work; \"prefix:N\" takes the first ones whole. \"fit\"\n\
+                deals out as many as the budget allows, \"fit:N\" never fewer than N.",
         required: true,
         set: |p, v| pinned(v).map(|pinned| p.trunk.pinned = pinned),
         get: |p| Some(pinned_text(&p.trunk.pinned)),

@@ -64,7 +64,8 @@ impl Store {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, StoreError> {
         let (blocks, files) = stored_blocks(config, tensors, plan)?;
-        let pinned: Vec<bool> = blocks.iter().map(|b| plan.trunk.is_pinned(b.shape.id.layer)).collect();
+        let is_pinned = |(number, b): (usize, &StoredBlock)| plan.trunk.is_pinned(number, b.shape.id.layer);
+        let pinned: Vec<bool> = blocks.iter().enumerate().map(is_pinned).collect();
         let mut regions = Vec::new();
         let trunk_memory =
             TrunkMemory::allocate(&blocks, &pinned, plan.trunk.ring_slots, plan.trunk.slot_bytes)?;

@@ -312,6 +312,7 @@ pub(super) fn plan() -> Plan {
             ring_slots: 1,
             slot_bytes: read_slot_bytes(16384),
             pinned_layers: Vec::new(),
+            dealt_blocks: Vec::new(),
             pinned_head: false,
             pinned_bytes: 0,
             pack: None,

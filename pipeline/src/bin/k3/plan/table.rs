@@ -74,7 +74,12 @@ fn note(plan: &Plan, name: &str) -> String {
     let trunk = &plan.trunk;
     let experts = &plan.experts;
     match name {
-        "pinned layers" => format!("{} of {}", trunk.pinned_layers.len(), plan.model.layers),
+        "pinned layers" if trunk.dealt_blocks.is_empty() => {
+            format!("{} of {}", trunk.pinned_layers.len(), plan.model.layers)
+        }
+        "pinned layers" => {
+            format!("{} of {}, dealt out block by block", trunk.pinned_layers.len(), plan.model.layers)
+        }
         "ring" => format!("{} slots of {}", trunk.ring_slots, size(trunk.slot_bytes)),
         "expert arenas" => arenas(&experts.arena_slots),
         "expert staging" => {
