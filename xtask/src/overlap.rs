@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         None => synth::default_model(&stop)?,
     };
     let layers = fitting_layers(&model, args)?;
-    let k3 = K3::build(stop)?;
+    let k3 = K3::build(stop)?.quiet();
     let disk = if args.direct == "off" { None } else { Some(disk_rate(&k3, &model)?) };
     let case = |pinned: usize, disk: Option<Rate>| Generate {
         preset: PRESET,

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.prepare_only {
         return Ok(());
     }
-    let report = K3::build(stop)?.generate(&Generate {
+    let run = Generate {
         preset: &args.preset,
         set: args.set.clone(),
         model: &model,
@@ -85,7 +85,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         tokens: args.tokens,
         disk: args.disk,
         cap_bytes: cap,
-    })?;
+    };
+    let report = K3::build(stop)?.generate(&run)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

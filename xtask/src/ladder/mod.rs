@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let cases = cases::choose(&model, &args.budgets, args.split_at)?;
     let hard_limit = can_cap();
-    let k3 = K3::build(stop)?;
+    let k3 = K3::build(stop)?.quiet();
     let runs: Vec<Generate<'_>> = cases
         .iter()
         .map(|case| Generate {

@@ -1,11 +1,11 @@
 //! One run of the release `k3` binary in a cgroup, watched from outside.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -50,6 +50,15 @@ pub fn build() -> anyhow::Result<PathBuf> {
     Ok(target.join("release/k3"))
 }
 
+/// Where what `k3` says on stderr goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Voice {
+    /// To our own.
+    Heard,
+    /// Into the error, when it fails.
+    Kept,
+}
+
 /// Runs `binary` with `args` inside `group` and waits for it; `stop` asks it to end.
 ///
 /// # Errors
@@ -58,6 +67,7 @@ pub fn run(
     binary: &Path,
     args: &[String],
     group: Option<&Cgroup>,
+    voice: Voice,
     stop: &AtomicBool,
 ) -> anyhow::Result<Ended> {
     let mut command = match group {
@@ -69,17 +79,17 @@ pub fn run(
         }
     };
     let started = Instant::now();
-    let spawned = command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let stderr = if voice == Voice::Kept { Stdio::piped() } else { Stdio::inherit() };
+    let spawned = command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn();
     let mut child = Running(spawned.with_context(|| format!("cannot start {}", binary.display()))?);
-    let pipe = child.0.stdout.take();
-    let reader = thread::spawn(move || {
-        let mut text = String::new();
-        pipe.map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut text)).map(|_| text)
-    });
+    let output = collect(child.0.stdout.take());
+    let words = collect(child.0.stderr.take());
     let (status, peak_rss_bytes) = watch(&mut child.0, started, stop)?;
     let seconds = started.elapsed().as_secs_f64();
-    let text =
-        reader.join().map_err(|_| anyhow!("the reader of k3's output failed"))?.context("k3's output")?;
+    let text = |reader: JoinHandle<io::Result<String>>| {
+        reader.join().map_err(|_| anyhow!("the reader of k3's output failed"))?.context("k3's output")
+    };
+    let (text, words) = (text(output)?, text(words)?);
     if stop.load(Ordering::SeqCst) {
         bail!("interrupted");
     }
@@ -92,10 +102,18 @@ pub fn run(
             ),
             _ => status.to_string(),
         };
-        bail!("k3 {}\nfailed: {why}", args.join(" "));
+        bail!("k3 {}\nfailed: {why}\n{}", args.join(" "), words.trim_end());
     }
     let json = serde_json::from_str(&text).context("k3 printed no JSON object")?;
     Ok(Ended { json, peak_rss_bytes, seconds })
+}
+
+/// Reads a pipe to its end beside everything else, so that it never fills up.
+fn collect(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<io::Result<String>> {
+    thread::spawn(move || {
+        let mut text = String::new();
+        pipe.map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut text)).map(|_| text)
+    })
 }
 
 /// Waits for the child and follows its memory.
@@ -157,7 +175,8 @@ mod tests {
     use super::*;
 
     fn sh(script: &str) -> anyhow::Result<Ended> {
-        run(Path::new("/bin/sh"), &["-c".into(), script.into()], None, &AtomicBool::new(false))
+        let stop = AtomicBool::new(false);
+        run(Path::new("/bin/sh"), &["-c".into(), script.into()], None, Voice::Kept, &stop)
     }
 
     #[test]
@@ -165,14 +184,16 @@ mod tests {
         let ended = sh("sleep 0.2; echo '{\"a\": 1}'").unwrap();
         assert_eq!(ended.json["a"], 1);
         assert!(ended.peak_rss_bytes > 0 && ended.seconds > 0.1);
-        assert!(sh("exit 3").is_err_and(|e| e.to_string().contains("exit status: 3")));
+        let failed = sh("echo the reason >&2; exit 3").err().map(|e| e.to_string()).unwrap();
+        assert!(failed.contains("exit status: 3") && failed.ends_with("the reason"), "{failed}");
         assert!(sh("echo no json").is_err());
     }
 
     #[test]
     fn an_interrupted_run_ends_its_child() {
         let started = Instant::now();
-        let ended = run(Path::new("/bin/sleep"), &["60".into()], None, &AtomicBool::new(true));
+        let stop = AtomicBool::new(true);
+        let ended = run(Path::new("/bin/sleep"), &["60".into()], None, Voice::Heard, &stop);
         assert_eq!(ended.err().map(|e| e.to_string()), Some("interrupted".into()));
         assert!(started.elapsed() < Duration::from_secs(10));
     }

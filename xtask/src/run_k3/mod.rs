@@ -15,12 +15,14 @@ use k3_pipeline::units::Rate;
 
 pub use cgroup::Cgroup;
 pub use child::Ended;
+use child::Voice;
 pub use report::Report;
 pub use series::{Series, Spread, Stream};
 
 /// The release binary, ready to run.
 pub struct K3 {
     binary: PathBuf,
+    voice: Voice,
     stop: Arc<AtomicBool>,
 }
 
@@ -49,7 +51,13 @@ impl K3 {
     /// # Errors
     /// When it does not build.
     pub fn build(stop: Arc<AtomicBool>) -> anyhow::Result<Self> {
-        Ok(Self { binary: child::build()?, stop })
+        Ok(Self { binary: child::build()?, voice: Voice::Heard, stop })
+    }
+
+    /// The same with the words of `k3` on stderr kept for errors: for series of many runs.
+    #[must_use]
+    pub fn quiet(self) -> Self {
+        Self { voice: Voice::Kept, ..self }
     }
 
     /// Runs `k3` with `args`, which must make it print one JSON object, inside `group`.
@@ -57,7 +65,7 @@ impl K3 {
     /// # Errors
     /// It cannot be started, fails, is killed for its memory, or prints what is no report.
     pub fn run(&self, args: &[String], group: Option<&Cgroup>) -> anyhow::Result<Ended> {
-        child::run(&self.binary, args, group, &self.stop)
+        child::run(&self.binary, args, group, self.voice, &self.stop)
     }
 
     /// Runs `k3 generate` and reads its figures and the digest of its logits.
