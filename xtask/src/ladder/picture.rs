@@ -67,7 +67,8 @@ fn panel(area: &Area<'_>, caption: &str, x_label: &str, points: &[Point]) -> Dra
         .x_label_area_size(38)
         .y_label_area_size(52)
         .build_cartesian_2d(0.0..x_end, 0.0..y_end)?;
-    chart.configure_mesh().x_desc(x_label).y_desc("s per token").light_line_style(WHITE).draw()?;
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc(x_label).y_desc("s per token").disable_x_mesh().max_light_lines(1).draw()?;
     let mean = |p: &Point| (p.x, p.row.seconds_per_token.mean);
     chart.draw_series(LineSeries::new(points.iter().map(mean), LINE.stroke_width(2)))?;
     chart.draw_series(points.iter().map(|p| Circle::new(mean(p), 4, LINE.filled())))?;
