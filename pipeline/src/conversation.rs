@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::chat::{CalledTool, ChatError, ChatFormat, ChatRequest, Message, ThinkingEffort};
 use crate::engine::Engine;
-use crate::forward::RunError;
+use crate::forward::{RunError, Tap};
 use crate::generation::{Chosen, Generator};
 use crate::model::tensors::Fingerprint;
 use crate::sample::{SamplingError, StopMatcher};
-use crate::session::{Prefill, Progress, Session};
+use crate::session::{Prefill, Session};
 use crate::session_file::{self, SessionFileError, SessionMeta};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use crate::units::TokenId;
@@ -104,14 +104,20 @@ impl From<crate::tokenizer::TokenizerError> for ConversationError {
     }
 }
 
+/// Watches how a prompt is read.
+pub trait Watch: Tap {
+    /// So many tokens are to be read.
+    fn begin(&mut self, tokens: usize);
+}
+
 /// How an answer is made.
 pub struct AnswerOptions<'a> {
     /// Most tokens.
     pub max_tokens: usize,
     /// Stop tokens and stop texts; texts count in the response alone.
     pub stop: StopMatcher,
-    /// Told how far the prompt has been read.
-    pub progress: &'a mut dyn FnMut(Progress<'_>),
+    /// Looks at the passes that read the prompt.
+    pub watch: Option<&'a mut dyn Watch>,
 }
 
 /// What a saved conversation needs beside its session.
@@ -120,8 +126,10 @@ pub struct AnswerOptions<'a> {
 struct Notes {
     options: ChatOptions,
     messages: Vec<Message>,
-    /// Tokens that are decided and not yet read.
-    tail: Vec<TokenId>,
+    /// Tokens before each thing that was said.
+    turns: Vec<usize>,
+    /// Every token so far, whatever of it has been read.
+    text: Vec<TokenId>,
 }
 
 /// A conversation. Nothing is read twice: each turn adds to the session.
@@ -134,6 +142,8 @@ pub struct Conversation<'t> {
     /// Every token so far; the session has read a beginning of it.
     text: Vec<TokenId>,
     messages: Vec<Message>,
+    /// Tokens before each thing that was said.
+    turns: Vec<usize>,
 }
 
 impl<'t> Conversation<'t> {
@@ -141,7 +151,15 @@ impl<'t> Conversation<'t> {
     #[must_use]
     pub fn new(tokenizer: &'t Tokenizer, session: Session, options: ChatOptions) -> Self {
         let format = ChatFormat::new(tokenizer).ok();
-        Self { tokenizer, format, options, session, text: Vec::new(), messages: Vec::new() }
+        Self {
+            tokenizer,
+            format,
+            options,
+            session,
+            text: Vec::new(),
+            messages: Vec::new(),
+            turns: Vec::new(),
+        }
     }
 
     /// The same conversation with a model that completes text, whatever its vocabulary.
@@ -185,10 +203,22 @@ impl<'t> Conversation<'t> {
         self.session.clear();
         self.text.clear();
         self.messages.clear();
+        self.turns.clear();
+    }
+
+    /// Takes back the last thing that was said, and its answer; gives what it was.
+    pub fn take_back(&mut self) -> Option<String> {
+        let before = self.turns.pop()?;
+        self.text.truncate(before);
+        self.messages.pop();
+        match self.messages.pop() {
+            Some(Message::User { content, .. }) => Some(content),
+            _ => None,
+        }
     }
 
     /// Changes how the model is spoken to. Where that changes the beginning of the text, the next turn
-    /// reads the conversation afresh.
+    /// reads what comes after the change afresh.
     ///
     /// # Errors
     /// Only if the tokenizer fails.
@@ -198,12 +228,16 @@ impl<'t> Conversation<'t> {
         self.options = options;
         if let Some(format) = self.format.filter(|_| is_new && !self.is_empty()) {
             let mut request = ChatRequest::new(self.opening());
-            request.messages.extend_from_slice(&self.messages);
             request.thinking = self.options.thinking;
             request.thinking_effort = self.options.effort;
             request.add_generation_prompt = false;
-            self.text = format.encode(&request)?;
-            self.session.clear();
+            self.turns.clear();
+            self.text.clear();
+            for turn in self.messages.chunks(2) {
+                self.turns.push(self.text.len());
+                request.messages.extend_from_slice(turn);
+                self.text = format.encode(&request)?;
+            }
         }
         Ok(())
     }
@@ -222,17 +256,15 @@ impl<'t> Conversation<'t> {
     ) -> Result<Answer, ConversationError> {
         let before = self.text.len();
         let answer = self.turn(engine, generator, what, options, hear);
-        if self.session.state().is_damaged() {
-            self.session.clear();
-        }
         match &answer {
-            Ok(answer) => self.remember(what, answer),
-            Err(_) => {
-                self.text.truncate(before);
-                if self.session.len() > before {
-                    self.session.clear();
-                }
+            Ok(answer) => {
+                self.turns.push(before);
+                self.remember(what, answer);
             }
+            Err(_) => self.text.truncate(before),
+        }
+        if answer.is_err() || self.session.state().is_damaged() {
+            self.session.reuse(&self.text);
         }
         answer
     }
@@ -250,6 +282,17 @@ impl<'t> Conversation<'t> {
     /// The system message, where there is one.
     fn opening(&self) -> Vec<Message> {
         self.options.system.iter().map(Message::system).collect()
+    }
+
+    /// Tokens of the system message at the beginning of the text.
+    fn instructions(&self) -> usize {
+        let Some(format) = self.format.filter(|_| self.options.system.is_some()) else { return 0 };
+        let mut request = ChatRequest::new(self.opening());
+        request.thinking = self.options.thinking;
+        request.thinking_effort = self.options.effort;
+        request.add_generation_prompt = false;
+        let alone = format.encode(&request).unwrap_or_default();
+        if self.text.starts_with(&alone) { alone.len() } else { 0 }
     }
 
     /// The tokens of something said.
@@ -271,14 +314,23 @@ impl<'t> Conversation<'t> {
         options: AnswerOptions<'_>,
         hear: &mut dyn FnMut(Heard<'_>),
     ) -> Result<Answer, ConversationError> {
+        let before = self.text.len();
         self.text.extend(self.encode(what)?);
-        let unread = &self.text[self.session.len()..];
-        if unread.is_empty() {
+        if self.text.is_empty() {
             return Err(ConversationError::Empty);
         }
+        self.session.reuse(&self.text);
+        // Where one comes back to: with other words after the instructions, or after an earlier turn.
+        self.session.mark(self.instructions());
+        self.session.mark(before);
+        let unread = &self.text[self.session.len()..];
         let prompt_tokens = unread.len();
         generator.sampler_mut().begin(&self.text)?;
-        let how = Prefill { observe: Some(options.progress), ..Prefill::default() };
+        let tap = options.watch.map(|watch| {
+            watch.begin(prompt_tokens);
+            watch as &mut dyn Tap
+        });
+        let how = Prefill { tap, ..Prefill::default() };
         let logits = self.session.prefill(engine, unread, how)?;
         let most = options.max_tokens.min(self.session.room() + 1);
         let ear = match self.format {
@@ -317,7 +369,8 @@ impl<'t> Conversation<'t> {
         let notes = Notes {
             options: self.options.clone(),
             messages: self.messages.clone(),
-            tail: self.text[self.session.len()..].to_vec(),
+            turns: self.turns.clone(),
+            text: self.text.clone(),
         };
         let meta = SessionMeta {
             fingerprint,
@@ -332,33 +385,22 @@ impl<'t> Conversation<'t> {
     /// Goes on with a saved conversation, in place of this one.
     ///
     /// # Errors
-    /// A file that is damaged or of another model; the conversation is as it was then.
+    /// A file that is damaged or of another model; the conversation is as it was then, but may have to be
+    /// read again.
     pub fn load(
         &mut self,
         path: &Path,
         fingerprint: Fingerprint,
         generator: &mut Generator,
     ) -> Result<(), ConversationError> {
-        let loaded = session_file::resume(path, &mut self.session, fingerprint);
-        let notes = loaded.map_err(ConversationError::from).and_then(|meta| {
-            let notes: Notes =
-                serde_json::from_slice(&meta.notes).map_err(|source| ConversationError::Notes { source })?;
-            generator.sampler_mut().set_random_state(meta.random);
-            Ok(notes)
-        });
-        match notes {
-            Ok(notes) => {
-                self.text = [self.session.tokens(), &notes.tail].concat();
-                self.options = notes.options;
-                self.messages = notes.messages;
-                Ok(())
-            }
-            Err(error) => {
-                if !self.text.starts_with(self.session.tokens()) {
-                    self.session.clear();
-                }
-                Err(error)
-            }
-        }
+        let meta = session_file::resume(path, &mut self.session, fingerprint)?;
+        let notes: Notes =
+            serde_json::from_slice(&meta.notes).map_err(|source| ConversationError::Notes { source })?;
+        generator.sampler_mut().set_random_state(meta.random);
+        self.text = notes.text;
+        self.options = notes.options;
+        self.messages = notes.messages;
+        self.turns = notes.turns;
+        Ok(())
     }
 }

@@ -132,10 +132,11 @@ impl Engine {
         Arc::clone(&self.cancel)
     }
 
-    /// An empty sequence of the plan's context and draft length.
+    /// An empty sequence of the plan's context, draft length and snapshots.
     #[must_use]
     pub fn new_state(&self) -> SequenceState {
-        SequenceState::new(&self.config, self.plan.context_tokens, self.plan.draft_tokens_max)
+        let Plan { context_tokens, draft_tokens_max, snapshots_max, .. } = self.plan;
+        SequenceState::new(&self.config, context_tokens, draft_tokens_max, snapshots_max)
     }
 
     /// One pass over the weights for all of `runs`; see [`Executor::pass`]. `phase` says what the report

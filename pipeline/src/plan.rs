@@ -42,6 +42,8 @@ pub struct Plan {
     pub context_tokens: usize,
     /// Sequences that may be open at once.
     pub sequences_max: usize,
+    /// Positions that a sequence can go back to.
+    pub snapshots_max: usize,
     /// Tokens in one pass: the prefill chunk.
     pub pass_tokens_max: usize,
     /// Tokens of a pass that may be left uncommitted (a draft to verify); 0 switches drafts off.

@@ -83,10 +83,43 @@ impl Session {
         &self.state
     }
 
+    /// Keeps what is needed to go back to the first `position` tokens later, as soon as they have been
+    /// read; see [`SequenceState::mark`]. Nothing where the plan has no snapshots.
+    pub fn mark(&mut self, position: usize) {
+        self.state.mark(position);
+    }
+
+    /// Keeps as much of the session as can serve for `text`, and gives its length, less than that of
+    /// `text`: everything, where `text` goes on after it; else up to the last mark whose tokens are the
+    /// beginning of `text`. Nothing that came after a difference is ever kept.
+    pub fn reuse(&mut self, text: &[TokenId]) -> usize {
+        let common = self.tokens().iter().zip(text).take_while(|(a, b)| a == b).count();
+        // The last token must be read: what follows it is asked for.
+        let limit = common.min(text.len().saturating_sub(1));
+        let is_whole = !self.state.is_damaged() && self.state.draft() == 0;
+        if !is_whole || self.len() > limit {
+            self.state.go_back(limit);
+            self.tokens.truncate(self.state.len());
+        }
+        self.len()
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.state.clear();
         self.tokens.clear();
+    }
+
+    /// Makes `position` a mark again; see [`SequenceState::restore_mark`].
+    ///
+    /// # Errors
+    /// What `fill` returns.
+    pub fn restore_mark<E>(
+        &mut self,
+        position: usize,
+        fill: impl FnMut(&mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.state.restore_mark(position, fill)
     }
 
     /// Makes this the session of `tokens` whose state's slices `fill` writes; see

@@ -8,10 +8,11 @@
 //!  64  name of the model, length byte and UTF-8, 64 bytes
 //! 128  tokens, u64                 136  floats of state, u64      144  bytes of notes, u64
 //! 152  tokens that are prompt, u64 160  sampler: seed, u64        168  sampler: words taken, u64
-//! 176  xxh3-64 of bytes 0..176
-//! 184  token ids, u32 each; state, f32 each, in the order of `SequenceState::slices` (per layer the
-//!      KDA state and the convolution history, or the latent cache); notes
-//!   -  xxh3-128 of bytes 184 to here
+//! 176  marks, u64                  184  floats of a mark, u64     192  xxh3-64 of bytes 0..192
+//! 200  token ids, u32 each; positions of the marks, u32 each, ascending; state, f32 each, in the order
+//!      of `SequenceState::slices` (per layer the KDA state and the convolution history, or the latent
+//!      cache); the marks, f32 each, in the order of `SequenceState::mark_slices`; notes
+//!   -  xxh3-128 of bytes 200 to here
 //! ```
 //!
 //! All numbers are little endian. A file is written beside its place and renamed into it, so it is
@@ -32,9 +33,11 @@ use crate::session::Session;
 use crate::units::TokenId;
 
 const MAGIC: &[u8; 8] = b"K3SESSN\n";
-const FORMAT: u32 = 1;
-const HEADER_BYTES: usize = 184;
-const CHECKED_BYTES: usize = 176;
+const FORMAT: u32 = 2;
+const HEADER_BYTES: usize = 200;
+const CHECKED_BYTES: usize = 192;
+/// Most marks of a file.
+const MARKS_MAX: u64 = 1 << 16;
 const CHECKSUM_BYTES: u64 = 16;
 /// Largest notes.
 pub const NOTES_BYTES_MAX: u64 = 64 << 20;
@@ -135,12 +138,17 @@ pub fn save(path: &Path, session: &Session, meta: &SessionMeta) -> Result<(), Se
     if session.state().is_damaged() {
         return Err(SessionFileError::DamagedState);
     }
-    let state: Vec<&[f32]> = session.state().slices().collect();
-    write(path, session.tokens(), &state, meta)
-        .map_err(|source| SessionFileError::Write { path: path.to_path_buf(), source })
+    let state = session.state();
+    let mark = |position: usize| (position as u32, state.mark_slices(position).collect());
+    let content = Content {
+        tokens: session.tokens(),
+        state: state.slices().collect(),
+        marks: state.marked().into_iter().map(mark).collect(),
+    };
+    write(path, &content, meta).map_err(|source| SessionFileError::Write { path: path.to_path_buf(), source })
 }
 
-/// Makes `session` the saved one.
+/// Makes `session` the saved one. Of more marks than it has room for, the first and the last ones stay.
 ///
 /// # Errors
 /// A file that is damaged, of another model, or too long for the session's context. The session is
@@ -156,28 +164,45 @@ pub fn resume(
         let tokens = reader.header.tokens;
         return Err(SessionFileError::TooLong { path: path.to_path_buf(), tokens, context });
     }
-    let tokens = reader.tokens()?;
-    let outcome = session.restore(&tokens, |slice| reader.floats(slice)).and_then(|()| reader.finish());
+    let tokens: Vec<TokenId> = reader.numbers(reader.header.tokens)?.into_iter().map(TokenId).collect();
+    let marks = reader.numbers(reader.header.marks)?;
+    let outcome = session
+        .restore(&tokens, |slice| reader.floats(slice))
+        .and_then(|()| reader.marks(&marks, session))
+        .and_then(|()| reader.finish());
     if outcome.is_err() {
         session.clear();
     }
     outcome
 }
 
-fn write(path: &Path, tokens: &[TokenId], state: &[&[f32]], meta: &SessionMeta) -> io::Result<()> {
+/// What a session is made of.
+struct Content<'a> {
+    tokens: &'a [TokenId],
+    state: Vec<&'a [f32]>,
+    /// Positions, ascending, each with its state.
+    marks: Vec<(u32, Vec<&'a [f32]>)>,
+}
+
+fn floats(slices: &[&[f32]]) -> u64 {
+    slices.iter().map(|slice| slice.len() as u64).sum()
+}
+
+fn write(path: &Path, content: &Content<'_>, meta: &SessionMeta) -> io::Result<()> {
     if meta.notes.len() as u64 > NOTES_BYTES_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "notes too large"));
     }
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = tempfile::Builder::new().prefix(".k3-session-").tempfile_in(dir)?;
     let mut out = Hashing { inner: BufWriter::new(temporary), hash: Xxh3::new() };
-    let floats = state.iter().map(|slice| slice.len() as u64).sum();
-    out.inner.write_all(&header_bytes(tokens.len() as u64, floats, meta))?;
+    out.inner.write_all(&header_bytes(content, meta))?;
     let mut bytes = Vec::with_capacity(4 * CHUNK);
-    for chunk in tokens.chunks(CHUNK) {
+    for chunk in content.tokens.chunks(CHUNK) {
         out.put(chunk.iter().map(|id| id.0.to_le_bytes()), &mut bytes)?;
     }
-    for chunk in state.iter().flat_map(|slice| slice.chunks(CHUNK)) {
+    out.put(content.marks.iter().map(|(position, _)| position.to_le_bytes()), &mut bytes)?;
+    let marks = content.marks.iter().flat_map(|(_, slices)| slices);
+    for chunk in content.state.iter().chain(marks).flat_map(|slice| slice.chunks(CHUNK)) {
         out.put(chunk.iter().map(|x| x.to_le_bytes()), &mut bytes)?;
     }
     out.write_all(&meta.notes)?;
@@ -208,7 +233,7 @@ impl<W: Write> Hashing<W> {
     }
 }
 
-fn header_bytes(tokens: u64, floats: u64, meta: &SessionMeta) -> [u8; HEADER_BYTES] {
+fn header_bytes(content: &Content<'_>, meta: &SessionMeta) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, MAGIC);
@@ -217,12 +242,14 @@ fn header_bytes(tokens: u64, floats: u64, meta: &SessionMeta) -> [u8; HEADER_BYT
     put(32, &short_text::<32>(env!("CARGO_PKG_VERSION")));
     put(64, &short_text::<64>(&meta.model));
     let numbers = [
-        tokens,
-        floats,
+        content.tokens.len() as u64,
+        floats(&content.state),
         meta.notes.len() as u64,
         meta.prompt_tokens as u64,
         meta.random.seed,
         meta.random.words,
+        content.marks.len() as u64,
+        content.marks.first().map_or(0, |(_, slices)| floats(slices)),
     ];
     for (index, number) in numbers.iter().enumerate() {
         put(128 + 8 * index, &number.to_le_bytes());
@@ -249,6 +276,8 @@ struct Header {
     notes: u64,
     prompt_tokens: u64,
     random: RandomState,
+    marks: u64,
+    mark_floats: u64,
 }
 
 struct Reader {
@@ -279,11 +308,13 @@ impl Reader {
             return Err(SessionFileError::ForeignModel { path, found_name, found, expected });
         }
         let floats_left = header.floats;
-        let payload = header.tokens.checked_add(header.floats).and_then(|n| n.checked_mul(4));
+        let marks = header.mark_floats.checked_add(1).and_then(|n| n.checked_mul(header.marks));
+        let payload = header.tokens.checked_add(header.floats);
+        let payload = payload.zip(marks).and_then(|(a, b)| a.checked_add(b)).and_then(|n| n.checked_mul(4));
         let whole = payload
             .and_then(|n| n.checked_add(header.notes))
             .and_then(|n| n.checked_add(HEADER_BYTES as u64 + CHECKSUM_BYTES));
-        if whole != Some(length) || header.notes > NOTES_BYTES_MAX {
+        if whole != Some(length) || header.notes > NOTES_BYTES_MAX || header.marks > MARKS_MAX {
             let what = "its length is not what its header says (was it cut off?)";
             return Err(SessionFileError::Damaged { path, what });
         }
@@ -304,24 +335,29 @@ impl Reader {
         Ok(())
     }
 
-    fn tokens(&mut self) -> Result<Vec<TokenId>, SessionFileError> {
-        let mut left = usize::try_from(self.header.tokens).unwrap_or(usize::MAX);
-        let mut tokens = Vec::with_capacity(left);
+    fn numbers(&mut self, count: u64) -> Result<Vec<u32>, SessionFileError> {
+        let mut left = usize::try_from(count).unwrap_or(usize::MAX);
+        let mut found = Vec::with_capacity(left);
         while left > 0 {
             let count = left.min(CHUNK);
             self.take(4 * count)?;
             let (numbers, _) = self.bytes.as_chunks::<4>();
-            tokens.extend(numbers.iter().map(|number| TokenId(u32::from_le_bytes(*number))));
+            found.extend(numbers.iter().map(|number| u32::from_le_bytes(*number)));
             left -= count;
         }
-        Ok(tokens)
+        Ok(found)
     }
 
+    /// The next floats of the state.
     fn floats(&mut self, slice: &mut [f32]) -> Result<(), SessionFileError> {
         self.floats_left = self
             .floats_left
             .checked_sub(slice.len() as u64)
             .ok_or_else(|| self.damaged("it has less state than this model needs"))?;
+        self.fill(slice)
+    }
+
+    fn fill(&mut self, slice: &mut [f32]) -> Result<(), SessionFileError> {
         for chunk in slice.chunks_mut(CHUNK) {
             self.take(4 * chunk.len())?;
             let (numbers, _) = self.bytes.as_chunks::<4>();
@@ -332,11 +368,42 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads what is left and compares the checksum.
-    fn finish(&mut self) -> Result<SessionMeta, SessionFileError> {
+    /// The marks at `positions`: the first and the last of them go into `session`, as many as it has
+    /// room for; the others are read past.
+    fn marks(&mut self, positions: &[u32], session: &mut Session) -> Result<(), SessionFileError> {
         if self.floats_left > 0 {
             return Err(self.damaged("it has more state than this model needs"));
         }
+        let mark_floats = session.state().mark_floats() as u64;
+        let is_ascending = positions.is_sorted_by(|a, b| a < b);
+        let is_within = positions.last().is_none_or(|last| u64::from(*last) <= self.header.tokens);
+        if !positions.is_empty() && (!is_ascending || !is_within || self.header.mark_floats != mark_floats) {
+            return Err(self.damaged("its marks are not those of its text"));
+        }
+        let room = session.state().marks_max();
+        for (index, &position) in positions.iter().enumerate() {
+            if is_kept(index, positions.len(), room) {
+                session.restore_mark(position as usize, |slice| self.fill(slice))?;
+            } else {
+                self.skip(self.header.mark_floats)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads past floats.
+    fn skip(&mut self, floats: u64) -> Result<(), SessionFileError> {
+        let mut left = usize::try_from(floats).unwrap_or(usize::MAX);
+        while left > 0 {
+            let count = left.min(CHUNK);
+            self.take(4 * count)?;
+            left -= count;
+        }
+        Ok(())
+    }
+
+    /// Reads what is left and compares the checksum.
+    fn finish(&mut self) -> Result<SessionMeta, SessionFileError> {
         self.take(usize::try_from(self.header.notes).unwrap_or(usize::MAX))?;
         let notes = std::mem::take(&mut self.bytes);
         let computed = self.hash.digest128();
@@ -353,6 +420,12 @@ impl Reader {
             notes,
         })
     }
+}
+
+/// Whether mark `index` of `count` finds a place among `room`.
+fn is_kept(index: usize, count: usize, room: usize) -> bool {
+    let last = room - usize::from(room > 1);
+    count <= room || (room > 1 && index == 0) || index + last >= count
 }
 
 fn parse_header(path: &Path, bytes: &[u8; HEADER_BYTES]) -> Result<Header, SessionFileError> {
@@ -383,5 +456,7 @@ fn parse_header(path: &Path, bytes: &[u8; HEADER_BYTES]) -> Result<Header, Sessi
         notes: number(144),
         prompt_tokens: number(152),
         random: RandomState { seed: number(160), words: number(168) },
+        marks: number(176),
+        mark_floats: number(184),
     })
 }

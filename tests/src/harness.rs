@@ -137,7 +137,7 @@ impl Model {
     /// An empty sequence.
     #[must_use]
     pub fn state(&self) -> SequenceState {
-        SequenceState::new(&self.config, CONTEXT, DRAFT)
+        SequenceState::new(&self.config, CONTEXT, DRAFT, 0)
     }
 }
 

@@ -13,6 +13,7 @@ mod isa;
 mod ladder;
 mod no_std;
 mod overlap;
+mod passes;
 mod progress;
 mod rehearse;
 mod run_k3;
@@ -51,6 +52,8 @@ enum Task {
     Ladder(ladder::Args),
     /// Compares the time of a token with the longer of disk and computation, at several disk speeds.
     Overlap(overlap::Args),
+    /// Measures what passes of many tokens cost: prompts, drafts, memory.
+    Passes(passes::Args),
     /// Runs the full-scale model, laid out in sparse files, under a hard memory limit.
     Rehearse(rehearse::Args),
     /// Makes a model of the released widths that is small enough to measure with.
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Task::Isa(options) => isa::run(&options),
         Task::Ladder(args) => ladder::run(&args),
         Task::Overlap(args) => overlap::run(&args),
+        Task::Passes(args) => passes::run(&args),
         Task::Rehearse(args) => rehearse::run(&args),
         Task::Synth(args) => synth::run(&args),
         Task::Tidy => tidy::run(),

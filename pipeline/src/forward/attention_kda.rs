@@ -61,14 +61,7 @@ impl Pass<'_> {
                 z: &z[wide.clone()],
                 beta: &beta[narrow],
             };
-            let Some(LayerState::Kda(state)) = run.state.layer_mut(layer.index()) else {
-                return Err(RunError::ForeignState { layer });
-            };
-            let commit = run.commit;
-            if commit == Commit::Deferred {
-                state.keep_draft(&raw);
-            }
-            heads.run(walk, &raw, (commit, state.advance_parts()), &gate[wide.clone()], &mut o[wide])?;
+            heads.sequence(walk, (layer, run), &raw, &gate[wide.clone()], &mut o[wide])?;
         }
         walk.product(
             wanted(MatrixKind::KdaOut, layer, self.config.hidden),
@@ -87,6 +80,41 @@ struct Heads<'a> {
 }
 
 impl Heads<'_> {
+    /// Takes one sequence through its tokens, stretch by stretch where copies of its state are wanted on
+    /// the way.
+    fn sequence(
+        &self,
+        walk: &mut Walk<'_>,
+        (layer, run): (LayerIndex, &mut SequenceRun<'_>),
+        raw: &KdaRaw<'_>,
+        gate: &[f32],
+        o: &mut [f32],
+    ) -> Result<(), RunError> {
+        let (width, tokens) = (self.config.width(), run.tokens.len());
+        let mut done = 0;
+        while done < tokens {
+            let (end, slot) = match run.commit {
+                Commit::All => run.state.stretch(done, tokens),
+                Commit::Deferred => (tokens, None),
+            };
+            let Some(LayerState::Kda(state)) = run.state.layer_mut(layer.index()) else {
+                return Err(RunError::ForeignState { layer });
+            };
+            let raw = raw.tokens(self.config, done..end);
+            if run.commit == Commit::Deferred {
+                state.keep_draft(&raw);
+            }
+            let wide = done * width..end * width;
+            let parts = (run.commit, state.advance_parts());
+            self.run(walk, &raw, parts, &gate[wide.clone()], &mut o[wide])?;
+            if let Some(slot) = slot {
+                state.keep_mark(slot);
+            }
+            done = end;
+        }
+        Ok(())
+    }
+
     /// Takes every head through the tokens of one sequence: `o` [tokens, P] after norm and gate. A
     /// deferred run works on a copy of each head's state.
     fn run(

@@ -349,7 +349,7 @@ impl Executor {
                 Tools { kernels: self.kernels, team: &mut self.team, scratch: &mut self.workspace.scratch };
             attention_kda::replay(&mut tools, &self.config.kda, &self.vectors, state, tokens)?;
         }
-        state.finish(tokens);
+        state.finish_commit(tokens);
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use crate::units::LayerIndex;
 
 use super::memory::{
     BlockSizes, conv_history_bytes, expert_slot_bytes, fixed_lines, kda_state_bytes,
-    latent_bytes_per_position, moe_layers,
+    latent_bytes_per_position, moe_layers, pass_tokens,
 };
 use super::{
     BudgetSource, ComputePlan, ExpertPlan, Ledger, LedgerLine, MemoryShortage, ModelShape, ModelSizes, Plan,
@@ -59,6 +59,7 @@ fn smallest_fitting(
     })
 }
 
+/// The plan with the largest pass that leaves room for everything else.
 fn make(
     preset: &Preset,
     config: &ModelConfig,
@@ -66,12 +67,29 @@ fn make(
     machine: &Machine,
 ) -> Result<Plan, Vec<Refusal>> {
     let threads = preset.compute.threads.unwrap_or(machine.cores);
-    let (budget_bytes, budget_from) = budget(preset, machine);
+    let budget = budget(preset, machine);
     let stored = BlockSizes::stored(config, shape, preset.trunk.block.0);
     let packed = packed_sizes(preset, config, shape).map_err(|refusal| vec![refusal])?;
-    let sizes = packed.as_ref().unwrap_or(&stored);
-    let mut lines =
-        fixed_lines(preset, config, shape, sizes, threads).ok_or_else(|| vec![Refusal::Overflow])?;
+    let sizes = (&stored, packed.as_ref().unwrap_or(&stored));
+    let mut refusals = Vec::new();
+    for tokens in pass_tokens(preset, config, shape, threads, budget.0) {
+        match make_with(preset, (config, shape), sizes, budget.clone(), (threads, tokens)) {
+            Ok(plan) => return Ok(plan),
+            Err(why) => refusals = why,
+        }
+    }
+    Err(refusals)
+}
+
+fn make_with(
+    preset: &Preset,
+    (config, shape): (&ModelConfig, &ModelShape),
+    (stored, sizes): (&BlockSizes, &BlockSizes),
+    (budget_bytes, budget_from): (u64, BudgetSource),
+    (threads, pass_tokens_max): (usize, usize),
+) -> Result<Plan, Vec<Refusal>> {
+    let mut lines = fixed_lines(preset, config, shape, sizes, (threads, pass_tokens_max))
+        .ok_or_else(|| vec![Refusal::Overflow])?;
     let slot_bytes = expert_slot_bytes(shape);
     let fixed: u64 = sum(&lines).ok_or_else(|| vec![Refusal::Overflow])?;
     let least_cache = match preset.experts.cache {
@@ -101,10 +119,11 @@ fn make(
         preset: preset.name.clone(),
         context_tokens: preset.context.tokens,
         sequences_max: preset.context.sequences,
-        pass_tokens_max: preset.pass.tokens,
+        snapshots_max: preset.context.snapshots,
+        pass_tokens_max,
         draft_tokens_max: preset.pass.draft_tokens,
         traffic: traffic(config, shape, sizes, &choice),
-        model: model_sizes(config, shape, &stored),
+        model: model_sizes(config, shape, stored),
         trunk: TrunkPlan {
             block_bytes: preset.trunk.block.0,
             ring_slots: preset.trunk.ring_slots,

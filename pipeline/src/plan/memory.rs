@@ -1,9 +1,9 @@
 //! The arithmetic of memory: what each part of the engine takes, from shapes alone.
 
 use crate::model::config::{Attention, FeedForward, ModelConfig};
-use crate::preset::Preset;
+use crate::preset::{PASS_TOKENS_MAX, PassTokens, Preset};
 use crate::schedule::{BlockShape, Partition};
-use crate::state::{history_len, state_bytes};
+use crate::state::{history_len, mark_bytes, state_bytes};
 use crate::workspace::{WorkspaceSize, workspace_bytes};
 
 use super::shape::{ModelShape, PackSizes};
@@ -17,19 +17,55 @@ const THREAD_BYTES: u64 = 512 << 10;
 /// Memory of a tokenizer per vocabulary entry: the bytes of the rank, two maps, their slack.
 const TOKENIZER_ENTRY_BYTES: u64 = 256;
 
+/// Memory of one sequence's sampler per vocabulary entry: the adjusted row, the filters' weights, keys
+/// and candidates, the penalties' counts, the log-probabilities' scratch.
+const SAMPLER_ENTRY_BYTES: usize = 4 + (4 + 8 + 8) + (4 + 1 + 4) + 4;
+/// Part of the budget that the workspace of a pass may take where the preset leaves its size open.
+const FIT_SHARE: u64 = 16;
+/// Tokens of a pass that nobody has to do without.
+const FIT_TOKENS_MIN: usize = 8;
+
+/// Tokens of a pass: the preset's, or those worth trying, the most first: as many as a small part of
+/// `budget_bytes` holds, and fewer.
+pub(super) fn pass_tokens(
+    preset: &Preset,
+    config: &ModelConfig,
+    shape: &ModelShape,
+    threads: usize,
+    budget_bytes: u64,
+) -> Vec<usize> {
+    let (sequences, drafts) = (preset.context.sequences, preset.pass.draft_tokens);
+    let least = match preset.pass.tokens {
+        PassTokens::Fixed(n) => return vec![n],
+        PassTokens::Fit => FIT_TOKENS_MIN.max(drafts + 1),
+    };
+    let fits = |tokens: &usize| {
+        let size = WorkspaceSize::new(*tokens, sequences, drafts, threads);
+        workspace_bytes(config, &size) + embed_rows_bytes(shape, *tokens) <= budget_bytes / FIT_SHARE
+    };
+    let halves = std::iter::successors(Some(PASS_TOKENS_MAX), |n| Some(n / 2));
+    // More than a whole sequence is of no use.
+    let useful = halves.skip_while(|n| n / 2 >= preset.context.tokens).take_while(|n| *n > least);
+    useful.filter(fits).chain([least]).collect()
+}
+
+fn embed_rows_bytes(shape: &ModelShape, tokens: usize) -> u64 {
+    tokens as u64 * read_slot_bytes(shape.embed_row_bytes)
+}
+
 /// Lines of a preset that do not depend on the budget. `None` where a size leaves 64 bits.
 pub(super) fn fixed_lines(
     preset: &Preset,
     config: &ModelConfig,
     shape: &ModelShape,
     sizes: &BlockSizes,
-    threads: usize,
+    (threads, pass_tokens): (usize, usize),
 ) -> Option<Vec<LedgerLine>> {
     let (context, pass) = (&preset.context, &preset.pass);
     let sequences = context.sequences as u64;
     let latent = latent_bytes_per_position(config).checked_mul(context.tokens as u64)?;
     let drafts = state_bytes(config, 0, pass.draft_tokens) - state_bytes(config, 0, 0);
-    let workspace = WorkspaceSize::new(pass.tokens, context.sequences, pass.draft_tokens, threads);
+    let workspace = WorkspaceSize::new(pass_tokens, context.sequences, pass.draft_tokens, threads);
     let line = |name: &str, bytes: u64| LedgerLine { name: name.to_owned(), bytes };
     Some(vec![
         line("ring", sizes.slot_bytes.checked_mul(preset.trunk.ring_slots as u64)?),
@@ -38,8 +74,10 @@ pub(super) fn fixed_lines(
         line("convolution history", conv_history_bytes(config).checked_mul(sequences)?),
         line("latent KV cache", latent.checked_mul(sequences)?),
         line("drafts", drafts.checked_mul(sequences)?),
+        line("snapshots", mark_bytes(config).checked_mul(context.snapshots as u64)?.checked_mul(sequences)?),
+        line("samplers", (config.vocab * SAMPLER_ENTRY_BYTES) as u64 * sequences),
         line("activations and logits", workspace_bytes(config, &workspace)),
-        line("embedding rows", pass.tokens as u64 * read_slot_bytes(shape.embed_row_bytes)),
+        line("embedding rows", embed_rows_bytes(shape, pass_tokens)),
         line("small vectors", shape.vector_elements * 4),
         line("tensor index", shape.index_bytes),
         line("tokenizer", config.vocab as u64 * TOKENIZER_ENTRY_BYTES),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::value::{Refusal, Value};
-use super::{CacheBudget, HeadPlace, KvStorage, MemoryBudget, Pinned, Preset};
+use super::{CacheBudget, HeadPlace, KvStorage, MemoryBudget, PassTokens, Pinned, Preset};
 use crate::plan::{CachePolicy, DirectMode, IoEngine};
 use crate::units::Bytes;
 
@@ -54,7 +54,9 @@ const RING_SLOTS_MAX: usize = 1024;
 const STAGING_SLOTS_MAX: usize = 4096;
 const CONTEXT_TOKENS_MAX: usize = 1 << 24;
 const SEQUENCES_MAX: usize = 256;
-const PASS_TOKENS_MAX: usize = 512;
+const SNAPSHOTS_MAX: usize = 64;
+/// Most tokens of one pass.
+pub const PASS_TOKENS_MAX: usize = 2048;
 const DRAFT_TOKENS_MAX: usize = 64;
 const DEPTH_MAX: usize = 256;
 const THREADS_MAX: usize = 1024;
@@ -231,13 +233,34 @@ pub(super) static KEYS: &[Key] = &[
         get: |p| Some(p.context.sequences.to_string()),
     },
     Key {
-        path: "pass.tokens",
-        allowed: "a whole number from 1 to 512",
-        about: "Tokens of one pass over the weights: the chunk in which a prompt is read. Larger reads\n\
-                fewer bytes per prompt token and takes more workspace. Results do not depend on it.",
+        path: "context.snapshots",
+        allowed: "a whole number from 0 to 64",
+        about: "Places in a sequence that it can go back to without being read again: the end of the\n\
+                instructions, the ends of turns. Each takes a copy of the state (434 MB in the release).",
         required: true,
-        set: |p, v| v.count(1, PASS_TOKENS_MAX).map(|n| p.pass.tokens = n),
-        get: |p| Some(p.pass.tokens.to_string()),
+        set: |p, v| v.count(0, SNAPSHOTS_MAX).map(|n| p.context.snapshots = n),
+        get: |p| Some(p.context.snapshots.to_string()),
+    },
+    Key {
+        path: "pass.tokens",
+        allowed: "a whole number from 1 to 2048, or \"fit\"",
+        about: "Tokens of one pass over the weights: the chunk in which a prompt is read. Larger reads\n\
+                fewer bytes per prompt token and takes more workspace; \"fit\" takes what a sixteenth of\n\
+                the memory holds. Results do not depend on it.",
+        required: true,
+        set: |p, v| {
+            p.pass.tokens = match v {
+                Value::Text(text) if text == "fit" => PassTokens::Fit,
+                _ => PassTokens::Fixed(v.count(1, PASS_TOKENS_MAX)?),
+            };
+            Ok(())
+        },
+        get: |p| {
+            Some(match p.pass.tokens {
+                PassTokens::Fit => quoted("fit"),
+                PassTokens::Fixed(n) => n.to_string(),
+            })
+        },
     },
     Key {
         path: "pass.draft_tokens",

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 pub use builtin::{BUILTIN_NAMES, Builtin, LADDER, builtin};
 pub use error::{Place, PresetError, Problem};
-pub use keys::{KeyInfo, key_infos};
+pub use keys::{KeyInfo, PASS_TOKENS_MAX, key_infos};
 
 use crate::plan::{CachePolicy, DirectMode, IoEngine};
 use crate::units::Bytes;
@@ -139,13 +139,24 @@ pub struct ContextPreset {
     pub kv: KvStorage,
     /// Sequences open at once.
     pub sequences: usize,
+    /// Positions that each can go back to.
+    pub snapshots: usize,
+}
+
+/// Tokens of one pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassTokens {
+    /// So many.
+    Fixed(usize),
+    /// As many as a small part of the memory holds, at most [`PASS_TOKENS_MAX`].
+    Fit,
 }
 
 /// What a pass may hold.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PassPreset {
     /// Tokens of one pass: the prefill chunk.
-    pub tokens: usize,
+    pub tokens: PassTokens,
     /// Drafted tokens that a pass may verify.
     pub draft_tokens: usize,
 }
@@ -192,8 +203,8 @@ impl Preset {
                 staging_slots: 0,
                 policy: CachePolicy::LayerRank,
             },
-            context: ContextPreset { tokens: 0, kv: KvStorage::F32, sequences: 0 },
-            pass: PassPreset { tokens: 0, draft_tokens: 0 },
+            context: ContextPreset { tokens: 0, kv: KvStorage::F32, sequences: 0, snapshots: 0 },
+            pass: PassPreset { tokens: PassTokens::Fit, draft_tokens: 0 },
             reader: ReaderPreset { engine: IoEngine::Auto, direct: DirectMode::Auto, depth: 0 },
             compute: ComputePreset { threads: None, pin_threads: false, isa: None },
         }

@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 use super::error::{Place, PresetError, Problem};
 use super::keys::{KEYS, Key};
 use super::value::{Value, nearest};
-use super::{BUILTIN_NAMES, Preset, SCHEMA_VERSION, builtin};
+use super::{BUILTIN_NAMES, PassTokens, Preset, SCHEMA_VERSION, builtin};
 
 /// A preset file is a page of text; anything longer is something else.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -107,7 +107,9 @@ impl Preset {
 
     /// A pair of values that cannot stand together: the key to change, and why.
     fn contradiction(&self) -> Option<(&'static str, String)> {
-        let (drafts, tokens) = (self.pass.draft_tokens, self.pass.tokens);
+        let (drafts, PassTokens::Fixed(tokens)) = (self.pass.draft_tokens, self.pass.tokens) else {
+            return None;
+        };
         (drafts > 0 && drafts >= tokens).then(|| {
             let what = format!(
                 "pass.draft_tokens is {drafts} and pass.tokens is {tokens}: a pass holds the last token \

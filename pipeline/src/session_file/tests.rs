@@ -21,18 +21,28 @@ fn state() -> Vec<Vec<f32>> {
 }
 
 fn write_small(path: &Path) {
-    let state = state();
-    let slices: Vec<&[f32]> = state.iter().map(Vec::as_slice).collect();
-    write(path, &text(), &slices, &meta()).unwrap();
+    let (tokens, state, mark) = (text(), state(), MARK);
+    let content = Content {
+        tokens: &tokens,
+        state: state.iter().map(Vec::as_slice).collect(),
+        marks: vec![(2, vec![&mark[..1], &mark[1..]])],
+    };
+    write(path, &content, &meta()).unwrap();
 }
 
-type Content = (Vec<TokenId>, Vec<Vec<f32>>, SessionMeta);
+const MARK: [f32; 3] = [0.25, -7.0, 1e-30];
 
-fn read(path: &Path, model: Fingerprint) -> Result<Content, SessionFileError> {
+type Read = (Vec<TokenId>, Vec<Vec<f32>>, SessionMeta);
+
+fn read(path: &Path, model: Fingerprint) -> Result<Read, SessionFileError> {
     let mut reader = Reader::open(path, model)?;
-    let tokens = reader.tokens()?;
+    let tokens = reader.numbers(reader.header.tokens)?.into_iter().map(TokenId).collect();
+    let marks = reader.numbers(reader.header.marks)?;
     let mut state: Vec<Vec<f32>> = state().iter().map(|slice| vec![0.0; slice.len()]).collect();
     state.iter_mut().try_for_each(|slice| reader.floats(slice))?;
+    let mut mark = [0.0; 3];
+    reader.fill(&mut mark)?;
+    state.extend([mark.to_vec(), marks.iter().map(|position| *position as f32).collect()]);
     Ok((tokens, state, reader.finish()?))
 }
 
@@ -47,7 +57,10 @@ fn what_was_saved_is_resumed_to_the_bit() {
     std::fs::write(&path, "older").unwrap();
     write_small(&path);
     let (tokens, found, found_meta) = read(&path, MODEL).unwrap();
-    assert_eq!((tokens, bits(&found), found_meta), (text(), bits(&state()), meta()));
+    assert_eq!(
+        (tokens, bits(&found), found_meta),
+        (text(), bits(&[state(), vec![MARK.to_vec(), vec![2.0]]].concat()), meta())
+    );
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
@@ -57,7 +70,7 @@ fn every_flipped_byte_and_every_length_is_refused() {
     let path = dir.path().join("s");
     write_small(&path);
     let good = std::fs::read(&path).unwrap();
-    assert_eq!(good.len(), HEADER_BYTES + 4 * (3 + 5) + 2 + 16);
+    assert_eq!(good.len(), HEADER_BYTES + 4 * (3 + 1 + 5 + 3) + 2 + 16);
     for at in 0..good.len() {
         for flip in [1, 0x80, 0xff] {
             let mut bad = good.clone();
@@ -98,12 +111,13 @@ fn refusals_say_what_is_wrong() {
     bad[130] = 1;
     refused(&bad, MODEL, "the checksum of its header");
     bad = good.clone();
-    bad[190] ^= 1;
+    bad[210] ^= 1;
     refused(&bad, MODEL, "its checksum does not match");
     refused(&good[..good.len() - 1], MODEL, "was it cut off");
     let missing = read(&dir.path().join("none"), MODEL).unwrap_err();
     assert!(matches!(missing, SessionFileError::Read { .. }));
-    let nowhere = write(&dir.path().join("no/dir"), &[], &[], &meta());
+    let empty = Content { tokens: &[], state: Vec::new(), marks: Vec::new() };
+    let nowhere = write(&dir.path().join("no/dir"), &empty, &meta());
     assert!(nowhere.is_err());
 }
 
@@ -111,4 +125,14 @@ fn refusals_say_what_is_wrong() {
 fn long_names_keep_whole_characters() {
     assert_eq!(short_text::<4>("aéé"), [3, b'a', 0xc3, 0xa9]);
     assert_eq!(short_text::<4>("aaé"), [2, b'a', b'a', 0]);
+}
+
+#[test]
+fn the_first_and_the_last_marks_stay_where_room_is_short() {
+    let kept = |count, room| (0..count).filter(|at| is_kept(*at, count, room)).collect::<Vec<_>>();
+    assert_eq!(kept(3, 4), [0, 1, 2]);
+    assert_eq!(kept(5, 3), [0, 3, 4]);
+    assert_eq!(kept(5, 2), [0, 4]);
+    assert_eq!(kept(5, 1), [4]);
+    assert!(kept(5, 0).is_empty());
 }

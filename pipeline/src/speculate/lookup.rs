@@ -18,39 +18,18 @@ impl Default for LookupParams {
     }
 }
 
-/// Credit at the start and after the gate reopens: so many wrong guesses close it.
-const CREDIT_START: usize = 8;
-/// Most credit that right guesses can earn.
-const CREDIT_MAX: usize = 16;
-/// Right guesses in a row that reopen a closed gate.
-const REOPEN_STREAK: usize = 4;
-
-/// Guesses by looking up the last tokens in the text so far.
-///
-/// A gate keeps useless guesses from costing passes: every wrong guess costs one credit, every
-/// right one earns two, and without credit nothing is drafted. Always-wrong drafts end after eight
-/// guesses. While the gate is closed the drafter still guesses one token in silence, and four right
-/// ones in a row open it again.
+/// Guesses by looking up the last tokens in the text so far. It guesses whenever there is something to
+/// look up: a [`Gated`](super::Gated) one stops where that does not help.
 #[derive(Clone, Debug)]
 pub struct PromptLookup {
     params: LookupParams,
-    credit: usize,
-    /// Where the gate is closed: the next token as guessed, and where it would stand.
-    silent: Option<(usize, TokenId)>,
-    streak: usize,
 }
 
 impl PromptLookup {
     /// A drafter that has not seen anything.
     #[must_use]
     pub fn new(params: LookupParams) -> Self {
-        Self { params, credit: CREDIT_START, silent: None, streak: 0 }
-    }
-
-    /// Whether it drafts at present.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.credit > 0
+        Self { params }
     }
 
     /// The tokens that followed the best earlier occurrence of the last ones: the longest match, the
@@ -70,36 +49,15 @@ impl PromptLookup {
         }
         &tokens[after..]
     }
-
-    /// Compares the last silent guess with what was said, and guesses again.
-    fn watch(&mut self, tokens: &[TokenId]) {
-        if let Some((place, guess)) = self.silent.take() {
-            self.streak = if tokens.get(place) == Some(&guess) { self.streak + 1 } else { 0 };
-        }
-        if self.streak >= REOPEN_STREAK {
-            self.streak = 0;
-            self.credit = CREDIT_START;
-            return;
-        }
-        self.silent = self.find(tokens).first().map(|guess| (tokens.len(), *guess));
-    }
 }
 
 impl Drafter for PromptLookup {
     fn draft(&mut self, tokens: &[TokenId], max: usize, out: &mut Vec<TokenId>) {
-        if !self.is_open() {
-            self.watch(tokens);
-        }
-        if self.is_open() {
-            let follow = self.find(tokens);
-            out.extend_from_slice(&follow[..follow.len().min(max).min(self.credit)]);
-        }
+        let follow = self.find(tokens);
+        out.extend_from_slice(&follow[..follow.len().min(max)]);
     }
 
-    fn accepted(&mut self, drafted: usize, accepted: usize) {
-        let wrong = drafted.saturating_sub(accepted);
-        self.credit = (self.credit + 2 * accepted).min(CREDIT_MAX).saturating_sub(wrong);
-    }
+    fn accepted(&mut self, _: usize, _: usize) {}
 }
 
 #[cfg(test)]
@@ -128,51 +86,6 @@ mod tests {
         assert_eq!(draft(&mut lookup, &ids(&[3, 4, 3]), 3), []);
         assert_eq!(draft(&mut lookup, &ids(&[7, 7, 7]), 3), ids(&[7]));
         assert_eq!(draft(&mut lookup, &[], 3), []);
-    }
-
-    #[test]
-    fn always_wrong_drafts_end_within_16_tokens() {
-        for max in 1..=16 {
-            let mut lookup = PromptLookup::new(LookupParams::default());
-            let mut tokens = ids(&[1, 2, 3, 4, 5, 6, 7, 8].repeat(4));
-            let (mut drafted, mut passes_with_drafts) = (0, 0);
-            for pass in 0..200 {
-                let out = draft(&mut lookup, &tokens, max);
-                drafted += out.len();
-                if !out.is_empty() {
-                    assert!(pass < 16);
-                    passes_with_drafts += 1;
-                }
-                lookup.accepted(out.len(), 0);
-                // What comes is never what came: a new token, then an old pair that baits the lookup.
-                tokens.push(TokenId(1000 + pass));
-                tokens.extend(ids(&[1, 2]));
-            }
-            assert!((1..=16).contains(&drafted) && passes_with_drafts <= 8, "{max}: {drafted}");
-            assert!(!lookup.is_open());
-        }
-    }
-
-    #[test]
-    fn a_closed_gate_opens_again_when_the_text_repeats() {
-        let mut lookup = PromptLookup::new(LookupParams::default());
-        lookup.accepted(8, 0);
-        assert!(!lookup.is_open());
-        let text = ids(&[5, 6, 7, 8, 9, 10, 11, 12].repeat(3));
-        let opened = (8..text.len()).find(|n| !draft(&mut lookup, &text[..*n], 4).is_empty());
-        // Two tokens are matched at 10; four silent guesses are right by 14.
-        assert_eq!(opened, Some(14));
-    }
-
-    #[test]
-    fn right_drafts_keep_it_open() {
-        let mut lookup = PromptLookup::new(LookupParams::default());
-        for _ in 0..100 {
-            assert_eq!(draft(&mut lookup, &ids(&[1, 2, 3, 4, 5, 6, 1, 2]), 4).len(), 4);
-            lookup.accepted(4, 4);
-        }
-        lookup.accepted(4, 2);
-        assert!(lookup.is_open());
     }
 
     proptest! {

@@ -6,9 +6,11 @@
 //! [`Sampler::sample`](crate::sample::Sampler::sample)).
 
 mod accept;
+mod gate;
 mod lookup;
 
 pub use accept::{Verdict, accept_greedy, accept_or_replace};
+pub use gate::Gated;
 pub use lookup::{LookupParams, PromptLookup};
 
 use crate::units::TokenId;

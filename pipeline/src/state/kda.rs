@@ -1,5 +1,7 @@
 //! State of one KDA layer, and one head's way through a run of tokens.
 
+use std::ops::Range;
+
 use k3_kernel::kda::{KdaTokens, kda_state_len};
 use k3_kernel::{Columns, Kernels, Out};
 
@@ -18,6 +20,8 @@ pub struct KdaState {
     /// [heads][q, k, v][K-1][d], oldest first.
     history: Vec<f32>,
     draft: Draft,
+    /// Copies of `recurrent` and `history`, one after the other, per slot.
+    marks: Vec<f32>,
 }
 
 /// What the tokens of a draft put into the recurrence, before the convolution: [draft_max, width].
@@ -60,10 +64,28 @@ pub struct KdaHeadParams {
     pub dt_bias: Vec<f32>,
 }
 
-impl KdaState {
-    /// Zero state.
+impl<'a> KdaRaw<'a> {
+    /// Those of some of the tokens.
+    ///
+    /// # Panics
+    /// When there are fewer.
     #[must_use]
-    pub fn new(config: &KdaConfig, draft_tokens: usize) -> Self {
+    pub fn tokens(&self, config: &KdaConfig, tokens: Range<usize>) -> KdaRaw<'a> {
+        let wide = tokens.start * config.width()..tokens.end * config.width();
+        KdaRaw {
+            q: &self.q[wide.clone()],
+            k: &self.k[wide.clone()],
+            v: &self.v[wide.clone()],
+            z: &self.z[wide],
+            beta: &self.beta[tokens.start * config.heads..tokens.end * config.heads],
+        }
+    }
+}
+
+impl KdaState {
+    /// Zero state, with room for a draft and for `marks` copies of the state.
+    #[must_use]
+    pub fn new(config: &KdaConfig, draft_tokens: usize, marks: usize) -> Self {
         let draft = |width: usize| vec![0.0; draft_tokens * width];
         Self {
             recurrent: vec![0.0; config.heads * recurrent_len(config)],
@@ -75,7 +97,56 @@ impl KdaState {
                 z: draft(config.width()),
                 beta: draft(config.heads),
             },
+            marks: vec![0.0; marks * Self::mark_floats(config)],
         }
+    }
+
+    /// Floats of a copy of the state.
+    #[must_use]
+    pub fn mark_floats(config: &KdaConfig) -> usize {
+        config.heads * (recurrent_len(config) + history_len(config))
+    }
+
+    /// The copy in `slot`.
+    ///
+    /// # Panics
+    /// When there are fewer slots.
+    #[must_use]
+    pub fn mark(&self, slot: usize) -> &[f32] {
+        let floats = self.recurrent.len() + self.history.len();
+        &self.marks[slot * floats..][..floats]
+    }
+
+    /// The copy in `slot`, to be written.
+    ///
+    /// # Panics
+    /// When there are fewer slots.
+    pub fn mark_mut(&mut self, slot: usize) -> &mut [f32] {
+        let floats = self.recurrent.len() + self.history.len();
+        &mut self.marks[slot * floats..][..floats]
+    }
+
+    /// Copies the state into `slot`.
+    ///
+    /// # Panics
+    /// When there are fewer slots.
+    pub fn keep_mark(&mut self, slot: usize) {
+        let floats = self.recurrent.len() + self.history.len();
+        let mark = &mut self.marks[slot * floats..][..floats];
+        let (recurrent, history) = mark.split_at_mut(self.recurrent.len());
+        recurrent.copy_from_slice(&self.recurrent);
+        history.copy_from_slice(&self.history);
+    }
+
+    /// Makes the state that of `slot`.
+    ///
+    /// # Panics
+    /// When there are fewer slots.
+    pub fn go_back(&mut self, slot: usize) {
+        let floats = self.recurrent.len() + self.history.len();
+        let (recurrent, history) = self.marks[slot * floats..][..floats].split_at(self.recurrent.len());
+        self.recurrent.copy_from_slice(recurrent);
+        self.history.copy_from_slice(history);
     }
 
     /// Floats of a state.

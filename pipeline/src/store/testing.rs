@@ -305,6 +305,7 @@ pub(super) fn plan() -> Plan {
         preset: "test".to_owned(),
         context_tokens: 16,
         sequences_max: 1,
+        snapshots_max: 0,
         pass_tokens_max: 4,
         draft_tokens_max: 0,
         trunk: TrunkPlan {

@@ -14,7 +14,7 @@ use k3_pipeline::model::tensors::Fingerprint;
 use k3_pipeline::preset::Preset;
 use k3_pipeline::sample::{Sampler, SamplingError, SamplingParams, StopMatcher};
 use k3_pipeline::session::{Prefill, Session};
-use k3_pipeline::speculate::{Drafter, LookupParams, PromptLookup};
+use k3_pipeline::speculate::{Drafter, Gated, LookupParams, PromptLookup};
 use k3_pipeline::tokenizer::Tokenizer;
 use k3_pipeline::units::TokenId;
 use k3_tests::binary::{assert_refused, run};
@@ -152,7 +152,7 @@ fn drafts_change_the_passes_and_not_the_text() {
         assert_eq!((right.0, right.1), (plain.clone(), 6));
         let wrong = generate(&mut engine, &mut generator(params.clone(), Some(oracle(false))), &prompt, 24);
         assert_eq!((wrong.0, wrong.1), (plain.clone(), 23));
-        let lookup: Box<dyn Drafter> = Box::new(PromptLookup::new(LookupParams::default()));
+        let lookup: Box<dyn Drafter> = Box::new(Gated::new(PromptLookup::new(LookupParams::default())));
         let looked = generate(&mut engine, &mut generator(params, Some(lookup)), &prompt, 24);
         assert_eq!(looked.0, plain);
         assert!(looked.1 <= 23);
@@ -168,7 +168,7 @@ fn say(
     let options = AnswerOptions {
         max_tokens: 16,
         stop: StopMatcher::new(vec![TokenId(306)], Vec::new()).unwrap(),
-        progress: &mut |_| (),
+        watch: None,
     };
     conversation.say(engine, generator, what, options, hear).unwrap()
 }
@@ -236,6 +236,51 @@ fn an_interrupted_answer_is_closed_and_the_conversation_goes_on() {
     talk.set_options(ChatOptions { system: Some("Be long.".into()), ..options() }).unwrap();
     let reread = say((&mut talk, &mut engine), &mut generator, "third", &mut |_| ());
     assert!(reread.prompt_tokens > next.prompt_tokens + 16);
+}
+
+#[test]
+fn what_was_said_can_be_taken_back_and_only_what_differs_is_read_again() {
+    let model = model(true);
+    let tokenizer = Tokenizer::open(model.path()).unwrap();
+    let mut engine = engine(model.path());
+    let quiet = &mut |_: Heard<'_>| ();
+    let greedy = || generator(SamplingParams::default(), None);
+    let fresh = |engine: &mut Engine, said: &[&str]| {
+        let mut talk = Conversation::new(&tokenizer, Session::new(engine), options());
+        let answers: Vec<Answer> =
+            said.iter().map(|what| say((&mut talk, engine), &mut greedy(), what, &mut |_| ())).collect();
+        (answers, talk.len())
+    };
+    let mut talk = Conversation::new(&tokenizer, Session::new(&engine), options());
+    assert_eq!(talk.take_back(), None);
+    let mut first = greedy();
+    for what in ["one", "two", "three"] {
+        say((&mut talk, &mut engine), &mut first, what, quiet);
+    }
+    // The last thing again, then with other words, then the one before with other words.
+    let (expected, length) = fresh(&mut engine, &["one", "two", "three"]);
+    assert_eq!(talk.take_back(), Some("three".into()));
+    let again = say((&mut talk, &mut engine), &mut greedy(), "three", quiet);
+    assert_eq!((shown(&again), talk.len()), (shown(&expected[2]), length));
+    assert!(again.prompt_tokens < expected[0].prompt_tokens, "only the last turn is read: {again:?}");
+    talk.take_back();
+    talk.take_back();
+    assert_eq!(talk.messages().len(), 2);
+    let (expected, length) = fresh(&mut engine, &["one", "other"]);
+    let other = say((&mut talk, &mut engine), &mut greedy(), "other", quiet);
+    assert_eq!((shown(&other), talk.len()), (shown(&expected[1]), length));
+    assert!(other.prompt_tokens < expected[0].prompt_tokens);
+    // Everything taken back: the instructions are still there.
+    while talk.take_back().is_some() {}
+    let (expected, _) = fresh(&mut engine, &["new"]);
+    let new = say((&mut talk, &mut engine), &mut greedy(), "new", quiet);
+    assert_eq!(shown(&new), shown(&expected[0]));
+    assert!(
+        new.prompt_tokens < expected[0].prompt_tokens,
+        "{} {}",
+        new.prompt_tokens,
+        expected[0].prompt_tokens
+    );
 }
 
 fn arguments<'a>(command: &'a str, dir: &'a str, more: &[&'a str]) -> Vec<&'a str> {

@@ -14,3 +14,4 @@ mod options;
 mod refused_checkpoints;
 mod refused_configs;
 mod refused_inputs;
+mod sessions;

@@ -104,6 +104,16 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
+/// GFLOP/s of the matrix kernel of this name at its largest batch, its weights from memory.
+pub fn batch_gflops(kernel: &str, threads: usize) -> Option<f64> {
+    let (_, make) = matrices::CASES.iter().find(|(name, _)| *name == kernel)?;
+    let cases = make(Kernels::detect());
+    let case = cases.iter().filter(|case| case.cold).max_by_key(|case| case.batch)?;
+    let calls = Clock::Wall.calls_for(&*case.work, threads, SAMPLE);
+    let times = (0..9).map(|round| Clock::Wall.time(&*case.work, threads, round * calls, calls));
+    Some(case.flops / median(times.collect()) / 1e9)
+}
+
 fn measure(case: &Case, read: &Read, threads: usize, options: &Options) -> Figures {
     let clock = options.clock;
     let calls = clock.calls_for(&*case.work, threads, SAMPLE);

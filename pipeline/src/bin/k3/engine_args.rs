@@ -120,6 +120,11 @@ impl Planned {
         }
     }
 
+    /// The name of the model: its directory's.
+    pub(crate) fn name(&self) -> String {
+        self.dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
     /// Allocates, opens and loads, with a bar on stderr for those who watch.
     pub(crate) fn open(self) -> Result<Engine, Failure> {
         let bar = Bar::bytes("loading");

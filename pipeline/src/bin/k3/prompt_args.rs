@@ -13,7 +13,7 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 
 /// One of several ways to give a prompt.
 #[derive(Clone, Debug, clap::Args)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub(crate) struct PromptArgs {
     /// The prompt; one that begins with a dash follows --.
     #[arg(value_name = "PROMPT")]
@@ -30,6 +30,11 @@ pub(crate) struct PromptArgs {
 }
 
 impl PromptArgs {
+    /// Whether no prompt is given.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.text.is_none() && self.prompt.is_none() && self.prompt_file.is_none() && self.ids.is_none()
+    }
+
     /// The ids of the prompt; at least one, all below `vocab`. `tokenizer` is asked for when the prompt
     /// is a text.
     pub(crate) fn ids<'t>(
@@ -37,6 +42,11 @@ impl PromptArgs {
         vocab: usize,
         tokenizer: impl FnOnce() -> Result<&'t Tokenizer, Failure>,
     ) -> Result<Vec<TokenId>, Failure> {
+        if self.is_absent() {
+            return Err(Failure::refused(anyhow!(
+                "a prompt is required: PROMPT, --prompt, --prompt-file or --ids"
+            )));
+        }
         let ids = if let Some(list) = &self.ids {
             parse_ids(list)?
         } else {

@@ -4,7 +4,7 @@ use anyhow::anyhow;
 use k3_kernel::Kernels;
 use k3_pipeline::generation::Generator;
 use k3_pipeline::sample::{Sampler, SamplingError, SamplingParams, StopError, StopMatcher};
-use k3_pipeline::speculate::{Drafter, LookupParams, PromptLookup};
+use k3_pipeline::speculate::{Drafter, Gated, LookupParams, PromptLookup};
 use k3_pipeline::units::TokenId;
 
 use crate::failure::Failure;
@@ -108,7 +108,7 @@ impl SamplingArgs {
         let sampler = Sampler::new(params, vocabulary, Kernels::detect())?;
         let drafter: Option<Box<dyn Drafter>> = match self.draft {
             Draft::Off => None,
-            Draft::Lookup => Some(Box::new(PromptLookup::new(LookupParams::default()))),
+            Draft::Lookup => Some(Box::new(Gated::new(PromptLookup::new(LookupParams::default())))),
         };
         Ok(Generator::new(sampler, drafter, interruptible))
     }

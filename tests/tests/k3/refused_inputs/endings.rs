@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use k3_tests::binary::{HANG_MIN, is_soon, k3};
+use k3_tests::binary::{HANG_MIN, is_busy, is_soon, k3};
 use serde_json::Value;
 
 use super::generate;
@@ -117,6 +117,26 @@ fn an_interrupted_run_says_so_in_json() {
     let object: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(object["finish_reason"], "interrupted", "{ended:#?}");
     assert!(is_soon(ended.took), "{ended:#?}");
+}
+
+#[test]
+fn a_signal_ends_a_slow_prompt_within_a_block() {
+    let ids = vec!["7"; 200].join(",");
+    // The model is read at a rate that takes a minute for the prompt, a moment for a block.
+    let slow = ["--ids", &ids, "--max-tokens", "4", "--throttle", "200KB/s", "--set", "reader.depth=1"];
+    let streamed = ["--set", "trunk.pinned=0", "--set", "trunk.ring_slots=1", "--set", "pass.tokens=100"];
+    let mut child = command(&generate(&[&slow[..], &streamed].concat())).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(child.try_wait().unwrap().is_none(), "the prompt was not slow");
+    let since = Instant::now();
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let (status, took) = wait(&mut child, since);
+    let (stdout, stderr) = (text(child.stdout.take()), text(child.stderr.take()));
+    let ended = Ended { code: status.code(), stdout, stderr, took };
+    assert_eq!(ended.code, Some(1), "{ended:#?}");
+    assert!(ended.took < Duration::from_secs(2) || is_soon(ended.took) && is_busy(), "{ended:#?}");
+    assert!(ended.stderr.contains("interrupted") && !ended.stderr.contains("panicked"), "{ended:#?}");
+    assert!(ended.stderr.contains("read    trunk"), "{ended:#?}");
 }
 
 #[test]

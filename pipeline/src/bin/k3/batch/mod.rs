@@ -69,8 +69,10 @@ pub(crate) struct Args {
 
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let parallel = args.parallel.map(|n| format!("context.sequences={n}"));
-    let planned = args.engine.plan_with(parallel.as_slice())?;
+    // No sequence of a batch ever goes back.
+    let mut changes = vec!["context.snapshots=0".to_owned()];
+    changes.extend(args.parallel.map(|n| format!("context.sequences={n}")));
+    let planned = args.engine.plan_with(&changes)?;
     let tokenizer = planned.tokenizer()?;
     let (vocabulary, end) = (planned.config.vocab, planned.config.eos);
     args.stop.matcher(vocabulary, end)?;

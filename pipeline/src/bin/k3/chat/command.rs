@@ -17,6 +17,12 @@ pub(super) enum Command {
     Save(PathBuf),
     Load(PathBuf),
     Reset,
+    /// Takes back the last thing said.
+    Undo,
+    /// Says the last thing again.
+    Again,
+    /// Says this in place of the last thing.
+    Edit(String),
     Stats,
     Set(Setting),
     Exit,
@@ -40,6 +46,9 @@ pub(super) const HELP: &str = "\
 /help                 this list
 /system TEXT          new instructions (none without TEXT); the conversation is read again
 /save FILE            save the conversation; /load FILE goes on with it without reading it again
+/again                another answer to what you said last
+/edit TEXT            say TEXT in place of what you said last
+/undo                 take back what you said last, and its answer
 /reset                forget the conversation
 /stats                time, bytes, memory so far
 /set temperature X    also: top-k, top-p, min-p, seed, max-tokens
@@ -74,6 +83,10 @@ pub(super) fn parse(line: &str) -> Result<Option<Command>, String> {
         "save" => file(Command::Save)?,
         "load" => file(Command::Load)?,
         "reset" => alone(Command::Reset)?,
+        "undo" => alone(Command::Undo)?,
+        "again" => alone(Command::Again)?,
+        "edit" if rest.is_empty() => return Err("/edit needs a text".to_owned()),
+        "edit" => Command::Edit(rest.to_owned()),
         "stats" => alone(Command::Stats)?,
         "exit" | "quit" => alone(Command::Exit)?,
         "set" => Command::Set(setting(rest)?),
@@ -124,6 +137,9 @@ mod tests {
         assert_eq!(parsed("/set top_p 0.5"), Some(Command::Set(Setting::TopP(0.5))));
         assert_eq!(parsed("/set effort max"), Some(Command::Set(Setting::Effort(Some(ThinkingEffort::Max)))));
         assert_eq!(parsed("/set thinking hidden"), Some(Command::Set(Setting::Thinking(Thinking::Hidden))));
+        assert_eq!(parsed("/undo"), Some(Command::Undo));
+        assert_eq!(parsed("/again"), Some(Command::Again));
+        assert_eq!(parsed("/edit a /b"), Some(Command::Edit("a /b".into())));
         assert_eq!(parsed("/quit"), Some(Command::Exit));
     }
 
@@ -132,6 +148,8 @@ mod tests {
         for (line, message) in [
             ("/sing", "/sing is no command"),
             ("/save", "/save needs a file"),
+            ("/edit", "/edit needs a text"),
+            ("/again and again", "takes nothing after it"),
             ("/reset now", "takes nothing after it"),
             ("/set", "cannot be set"),
             ("/set seed -1", "seed: \"-1\" is not a number"),

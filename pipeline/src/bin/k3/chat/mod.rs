@@ -19,8 +19,7 @@ use k3_pipeline::forward::RunError;
 use k3_pipeline::generation::Generator;
 use k3_pipeline::model::tensors::Fingerprint;
 use k3_pipeline::sample::SamplingParams;
-use k3_pipeline::session::{Progress, Session};
-use k3_pipeline::session_file::SessionFileError;
+use k3_pipeline::session::Session;
 use k3_pipeline::stats::Stats;
 use k3_pipeline::tokenizer::Tokenizer;
 use k3_pipeline::units::TokenId;
@@ -29,9 +28,8 @@ use serde::Serialize;
 use crate::engine_args::EngineArgs;
 use crate::failure::{Failure, Outcome, in_words};
 use crate::printer::ReportedCall;
-use crate::progress::Bar;
 use crate::sampling_args::{SamplingArgs, StopArgs};
-use crate::{interrupt, output, report};
+use crate::{interrupt, output, progress, report};
 use command::{Command, Setting};
 use lines::Lines;
 use screen::{Screen, Thinking};
@@ -104,8 +102,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         // Refused now, not after the first answer.
         drop(output::place("--session", path)?);
     }
-    let name = planned.dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let model = (planned.tensors.fingerprint, name);
+    let model = (planned.tensors.fingerprint, planned.name());
     let engine = planned.open()?;
     let cancel = engine.cancel_flag();
     interrupt::listen(Arc::clone(&cancel))?;
@@ -139,6 +136,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
         None => chat.converse(),
     }
 }
+
+const NOTHING_SAID: &str = "Nothing has been said yet.";
 
 /// A conversation with everything it runs on.
 struct Chat<'a> {
@@ -223,6 +222,18 @@ impl Chat<'_> {
                 self.conversation.reset();
                 self.shown("The conversation is empty.")
             }
+            Command::Undo => match self.conversation.take_back() {
+                Some(said) => self.shown(&format!("Taken back: {said}")),
+                None => self.shown(NOTHING_SAID),
+            },
+            Command::Again => match self.conversation.take_back() {
+                Some(said) => self.say(&said).map(|_| ()),
+                None => self.shown(NOTHING_SAID),
+            },
+            Command::Edit(text) => match self.conversation.take_back() {
+                Some(_) => self.say(&text).map(|_| ()),
+                None => self.shown(NOTHING_SAID),
+            },
             Command::System(text) => {
                 let system = Some(text).filter(|text| !text.is_empty());
                 let options = ChatOptions { system, ..self.conversation.options().clone() };
@@ -290,11 +301,11 @@ impl Chat<'_> {
     fn say(&mut self, text: &str) -> Result<Answer, Failure> {
         // A Ctrl-C from before is not meant for this answer.
         self.cancel.store(false, Ordering::SeqCst);
-        let bar = Bar::prompt();
+        let mut bar = progress::Prompt::new(0, self.engine.config().layers.len());
         let options = AnswerOptions {
             max_tokens: self.max_tokens,
             stop: self.args.stop.matcher(self.vocabulary, self.end)?,
-            progress: &mut |seen: Progress<'_>| bar.show_prompt(&seen),
+            watch: Some(&mut bar),
         };
         let screen = &mut self.screen;
         screen.begin();
@@ -328,11 +339,7 @@ impl From<ConversationError> for Failure {
         match error {
             ConversationError::Run(error) => error.into(),
             ConversationError::Sampling(error) => error.into(),
-            ConversationError::File(
-                SessionFileError::Write { .. }
-                | SessionFileError::Read { .. }
-                | SessionFileError::DamagedState,
-            ) => Self::run(error),
+            ConversationError::File(error) => error.into(),
             error => Self::refused(error),
         }
     }

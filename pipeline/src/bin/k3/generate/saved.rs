@@ -1,0 +1,109 @@
+//! `--session FILE`: a generation that goes on where an earlier one stopped.
+
+use std::path::Path;
+
+use anyhow::anyhow;
+use k3_pipeline::generation::Generator;
+use k3_pipeline::model::tensors::Fingerprint;
+use k3_pipeline::session::Session;
+use k3_pipeline::session_file::{self, SessionFileError, SessionMeta};
+use k3_pipeline::units::TokenId;
+use serde::{Deserialize, Serialize};
+
+use crate::engine_args::Planned;
+use crate::failure::{Failure, Outcome};
+use crate::output;
+
+/// Where a session is kept, and of which model it is.
+pub(super) struct Place<'a> {
+    path: &'a Path,
+    fingerprint: Fingerprint,
+    model: String,
+}
+
+/// What a generation notes beside its session.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Notes {
+    /// The last token: chosen, not yet read.
+    decided: TokenId,
+}
+
+/// A text that was generated so far.
+pub(super) struct Saved {
+    /// Prompt and output.
+    pub(super) text: Vec<TokenId>,
+    meta: SessionMeta,
+}
+
+impl Saved {
+    /// How much of the text is prompt.
+    pub(super) fn prompt_tokens(&self) -> usize {
+        self.meta.prompt_tokens
+    }
+
+    /// Lets a sampler go on as if it had chosen the output itself.
+    pub(super) fn resume(&self, generator: &mut Generator) -> Outcome {
+        let (prompt, output) = self.text.split_at(self.meta.prompt_tokens);
+        let sampler = generator.sampler_mut();
+        sampler.begin(prompt)?;
+        sampler.see_output(output)?;
+        sampler.set_random_state(self.meta.random);
+        Ok(())
+    }
+}
+
+impl<'a> Place<'a> {
+    /// Refuses a place where nothing can be kept, before anything is computed.
+    pub(super) fn new(path: &'a Path, planned: &Planned) -> Result<Self, Failure> {
+        drop(output::place("--session", path)?);
+        Ok(Self { path, fingerprint: planned.tensors.fingerprint, model: planned.name() })
+    }
+
+    /// Whether there is something to go on from.
+    pub(super) fn exists(&self) -> bool {
+        self.path.exists()
+    }
+
+    /// Makes `session` the saved one, where there is one.
+    pub(super) fn load(&self, session: &mut Session) -> Result<Option<Saved>, Failure> {
+        if !self.exists() {
+            return Ok(None);
+        }
+        let meta = session_file::resume(self.path, session, self.fingerprint)?;
+        let notes: Notes = serde_json::from_slice(&meta.notes).map_err(|_| {
+            Failure::refused(anyhow!("{}: the session was not saved by `k3 generate`", self.path.display()))
+        })?;
+        let text = [session.tokens(), &[notes.decided]].concat();
+        Ok(Some(Saved { text, meta }))
+    }
+
+    /// Saves a session whose text goes on with `decided`.
+    pub(super) fn save(
+        &self,
+        session: &Session,
+        (prompt_tokens, decided): (usize, TokenId),
+        generator: &Generator,
+    ) -> Outcome {
+        let meta = SessionMeta {
+            fingerprint: self.fingerprint,
+            model: self.model.clone(),
+            prompt_tokens,
+            random: generator.sampler().random_state(),
+            notes: serde_json::to_vec(&Notes { decided }).map_err(Failure::run)?,
+        };
+        Ok(session_file::save(self.path, session, &meta)?)
+    }
+}
+
+/// What is wrong with a file is refused, what is wrong with the disk is a failed run.
+impl From<SessionFileError> for Failure {
+    fn from(error: SessionFileError) -> Self {
+        match error {
+            SessionFileError::Write { .. }
+            | SessionFileError::Read { .. }
+            | SessionFileError::DamagedState => Self::run(error),
+            error => Self::refused(error),
+        }
+    }
+}
