@@ -295,7 +295,8 @@ impl Trunk<'_> {
                 spread((least..=total).rev().find(fits).unwrap_or(least), total)
             }
         };
-        if matches!(self.preset.trunk.pinned, Pinned::Spread(_) | Pinned::Fit { .. }) {
+        let is_spread = matches!(self.preset.trunk.pinned, Pinned::Spread(_) | Pinned::Fit { .. });
+        if is_spread && (1..total).contains(&choice.layers.len()) {
             choice.dealt = deal(&self.sizes.layer_blocks, choice.layer_bytes(self.sizes));
         }
         if head == HeadPlace::Fit && choice.layers.len() == total {

@@ -107,7 +107,7 @@ impl Planner {
         let at = |pinned: usize| self.case(Kind::Split, budget, &format!("trunk.pinned={pinned}")).ok();
         let layers = self.config.layers.len();
         let most = (0..=layers).rev().find(|&n| at(n).is_some()).unwrap_or(0);
-        let steps = most.min(SPLITS_MAX - 1).max(1);
+        let steps = most.clamp(1, SPLITS_MAX - 1);
         let mut numbers: Vec<usize> = (0..=steps).map(|step| step * most / steps).collect();
         numbers.dedup();
         numbers.into_iter().filter_map(at).collect()

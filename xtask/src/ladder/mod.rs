@@ -258,7 +258,7 @@ mod tests {
         };
         let report = |seconds: f64| Report { seconds_per_token: seconds, ..Report::default() };
         let row = row(&case, &[report(1.0), report(3.0)]);
-        let text = tsv(&[row.clone()]);
+        let text = tsv(std::slice::from_ref(&row));
         let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split('\t').collect()).collect();
         assert_eq!((lines[0].len(), lines[1].len()), (COLUMNS.len(), COLUMNS.len()));
         assert_eq!(lines[1][6..9], ["2.0000", "1.0000", "3.0000"]);

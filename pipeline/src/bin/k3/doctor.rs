@@ -2,7 +2,6 @@
 
 mod table;
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,9 +19,9 @@ use k3_pipeline::preset::Preset;
 use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
-use crate::output::{self, size};
+use crate::output;
 use crate::preset_args::ShardArgs;
-use crate::terminal;
+use crate::progress::Bar;
 
 /// Arguments of `k3 doctor`.
 #[derive(Debug, clap::Args)]
@@ -130,8 +129,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let subject = subject(args)?;
     let machine = Machine::detect().map_err(Failure::run)?;
     let kernels = Kernels::detect();
-    let line = Line { watched: terminal::is_watched() };
-    line.show("measuring memory");
     let memory_speed = doctor::measure_memory(&machine, kernels, MEMORY_TEST_TIME)?;
     let mut report = Report {
         cores: machine.cores,
@@ -144,12 +141,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
         advice: None,
         unknown: Vec::new(),
     };
-    examine_disk(args, subject.as_ref(), &mut report, &line)?;
+    examine_disk(args, subject.as_ref(), &mut report)?;
     match &subject {
         Some(subject) => examine_presets(args, subject, &machine, &mut report)?,
         None => without_model(&machine, &mut report)?,
     }
-    line.clear();
     if args.json { output::print_json(&report) } else { table::print(&report) }
 }
 
@@ -182,7 +178,7 @@ fn memory(machine: &Machine) -> Memory {
 }
 
 /// Measures the disk where there is something to read, or where something may be written.
-fn examine_disk(args: &Args, subject: Option<&Subject>, report: &mut Report, line: &Line) -> Outcome {
+fn examine_disk(args: &Args, subject: Option<&Subject>, report: &mut Report) -> Outcome {
     let tensors = subject.and_then(|s| s.tensors.as_ref());
     let Some(dir) = args.model.as_ref().or(args.probe.as_ref()) else {
         let what = "the disk: give --model DIR, or --probe DIR for a disk that has no weights yet";
@@ -192,14 +188,15 @@ fn examine_disk(args: &Args, subject: Option<&Subject>, report: &mut Report, lin
     let space = doctor::disk_space(dir)?;
     let probe = match tensors {
         Some(_) => None,
-        None => Some(write_probe(dir, &space, line)?),
+        None => Some(write_probe(dir, &space)?),
     };
     let probed: Vec<WeightFile> = probe.iter().map(ProbeFile::as_weight_file).collect();
     let files = tensors.map_or(&probed, |t| &t.files);
     let preset = Preset::load("auto", &[]).map_err(Failure::run)?.reader;
     let reader = ReaderPlan { engine: preset.engine, direct: preset.direct, depth: preset.depth };
     let limits = (args.disk_test_bytes, DISK_TEST_TIME);
-    let mut progress = |bytes| line.show(&format!("measuring the disk: {} read", size(bytes)));
+    let bar = Bar::bytes("measuring the disk");
+    let mut progress = |bytes| bar.show(bytes, args.disk_test_bytes);
     let extent_bytes = subject.map_or(RELEASED_EXPERT_BYTES, |s| s.shape.expert_bytes);
     let mut disk =
         doctor::measure_disks(files, &reader, extent_bytes, limits, &mut progress).map_err(Failure::run)?;
@@ -217,9 +214,10 @@ fn examine_disk(args: &Args, subject: Option<&Subject>, report: &mut Report, lin
     Ok(())
 }
 
-fn write_probe(dir: &Path, space: &DiskSpace, line: &Line) -> Result<ProbeFile, Failure> {
+fn write_probe(dir: &Path, space: &DiskSpace) -> Result<ProbeFile, Failure> {
     let bytes = PROBE_BYTES_MAX.min(space.free_bytes / PROBE_SHARE);
-    let mut progress = |done| line.show(&format!("writing: {} of {}", size(done), size(bytes)));
+    let bar = Bar::bytes("writing");
+    let mut progress = |done| bar.show(done, bytes);
     ProbeFile::write(dir, bytes, &mut progress).map_err(|error| {
         let what = format!("cannot write a file to read in {}", dir.display());
         Failure::run(anyhow::Error::new(error).context(what))
@@ -309,22 +307,4 @@ fn quoted(word: &str) -> String {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-/// One line on stderr, for those who watch.
-struct Line {
-    watched: bool,
-}
-
-impl Line {
-    fn show(&self, text: &str) {
-        if self.watched {
-            // A closed stderr leaves nobody to tell.
-            let _ = write!(io::stderr(), "\r{text}\x1b[K");
-        }
-    }
-
-    fn clear(&self) {
-        self.show("");
-    }
 }
