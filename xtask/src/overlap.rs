@@ -150,7 +150,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn settings(args: &Args, pinned: usize) -> Vec<String> {
-    let own = [format!("trunk.pinned={pinned}"), "trunk.head=streamed".to_owned()];
+    let own = [format!("trunk.pinned={pinned}"), "trunk.head=fit".to_owned()];
     let direct = format!("reader.direct={}", args.direct);
     own.into_iter().chain([direct]).chain(args.set.iter().cloned()).collect()
 }
