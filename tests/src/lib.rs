@@ -3,6 +3,7 @@
 
 pub mod binary;
 pub mod corrupt;
+pub mod documents;
 pub mod harness;
 pub mod reference;
 pub mod resident;

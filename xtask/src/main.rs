@@ -23,6 +23,10 @@ mod traps;
 mod ulp;
 mod verify;
 
+#[cfg(test)]
+#[path = "../../tests/src/documents.rs"]
+mod texts;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::process::ExitCode;
@@ -121,5 +125,36 @@ fn main() -> ExitCode {
             eprintln!("error: {error:#}");
             ExitCode::from(3)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::error::ErrorKind;
+
+    use super::*;
+    use crate::texts::{How, lines, lines_of};
+
+    #[test]
+    fn command_lines_of_the_documents() {
+        let mut count = 0;
+        for line in lines(&root()).unwrap() {
+            for words in line.arguments_of(&["cargo", "xtask"]) {
+                let kind = Cli::try_parse_from(&words).err().map(|error| error.kind());
+                let is_part = matches!(
+                    kind,
+                    Some(
+                        ErrorKind::MissingRequiredArgument
+                            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+                    )
+                );
+                let holds = kind.is_none() || (line.how == How::Named && is_part);
+                assert!(holds, "{}: {}: {kind:?}", line.place, line.text);
+                count += 1;
+            }
+        }
+        assert!(count > 10, "{count} command lines");
+        let wrong = lines_of("x", "`cargo xtask verfy`").unwrap();
+        assert!(Cli::try_parse_from(&wrong[0].arguments_of(&["cargo", "xtask"])[0]).is_err());
     }
 }

@@ -5,6 +5,7 @@
 mod batch;
 mod conversation;
 mod demo;
+mod documents;
 mod engine;
 mod forward;
 mod full_scale;

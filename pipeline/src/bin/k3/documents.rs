@@ -81,7 +81,60 @@ fn all(command: &clap::Command) -> Vec<&clap::Command> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+    use clap::error::ErrorKind;
+
     use super::*;
+    use crate::texts::{How, lines, lines_of};
+
+    /// What is wrong with a command line, if anything is.
+    fn problem(words: &[String], is_whole: bool) -> Option<String> {
+        let error = Cli::try_parse_from(words).err()?;
+        let is_part = matches!(
+            error.kind(),
+            ErrorKind::MissingRequiredArgument
+                | ErrorKind::MissingSubcommand
+                | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        );
+        let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+        (!is_help && (is_whole || !is_part)).then(|| error.to_string())
+    }
+
+    #[test]
+    fn command_lines_of_the_documents() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut count = 0;
+        for line in lines(&root).unwrap() {
+            for words in line.arguments_of(&["k3"]) {
+                let problem = problem(&words, line.how != How::Named);
+                assert!(problem.is_none(), "{}: {}\n{}", line.place, line.text, problem.unwrap_or_default());
+                count += 1;
+            }
+        }
+        assert!(count > 30, "{count} command lines");
+        let wrong = ["k3", "plan", "--preste", "demo"].map(str::to_owned);
+        assert!(problem(&wrong, false).is_some());
+    }
+
+    #[test]
+    fn every_example_parses() {
+        let mut root = Cli::command();
+        root.build();
+        for command in all(&root) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for example in help.lines().filter_map(|line| line.strip_prefix("  ")) {
+                // What explains an example stands after it, two spaces away.
+                let example = example.split("   ").next().unwrap_or_default();
+                let text = format!("```sh\n{example}\n```\n");
+                for line in lines_of("help", &text).unwrap() {
+                    for words in line.arguments_of(&["k3"]) {
+                        let problem = problem(&words, true);
+                        assert!(problem.is_none(), "{example}: {}", problem.unwrap_or_default());
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn every_command_has_examples() {

@@ -24,6 +24,10 @@ mod sampling_args;
 mod terminal;
 mod tokenize;
 
+#[cfg(test)]
+#[path = "../../../../tests/src/documents.rs"]
+mod texts;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -45,8 +49,8 @@ Examples:
   k3 generate --preset laptop --model ~/Kimi-K3 'The capital of France is'
   k3 chat --preset laptop --model ~/Kimi-K3
 
-Exit codes: 0 success; 1 the run failed; 2 usage, or a refused config, preset or plan; 3 a verification
-failed. NO_COLOR switches colours off."
+Exit codes: 0 success; 1 the run failed; 2 usage, or a refused config, preset or plan;
+3 a verification failed. NO_COLOR switches colours off."
 )]
 pub(crate) struct Cli {
     /// Nothing on stderr but errors: no reports, no progress.
