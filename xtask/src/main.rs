@@ -15,6 +15,7 @@ mod no_std;
 mod overlap;
 mod passes;
 mod progress;
+mod record;
 mod rehearse;
 mod run_k3;
 mod synth;
@@ -58,6 +59,8 @@ enum Task {
     Overlap(overlap::Args),
     /// Measures what passes of many tokens cost: prompts, drafts, memory.
     Passes(passes::Args),
+    /// Records a session of `k3` in docs/SESSION.md.
+    Record(record::Args),
     /// Runs the full-scale model, laid out in sparse files, under a hard memory limit.
     Rehearse(rehearse::Args),
     /// Makes a model of the released widths that is small enough to measure with.
@@ -108,6 +111,7 @@ fn main() -> ExitCode {
         Task::Ladder(args) => ladder::run(&args),
         Task::Overlap(args) => overlap::run(&args),
         Task::Passes(args) => passes::run(&args),
+        Task::Record(args) => record::run(&args),
         Task::Rehearse(args) => rehearse::run(&args),
         Task::Synth(args) => synth::run(&args),
         Task::Tidy => tidy::run(),
