@@ -183,7 +183,15 @@ mod tests {
             cuts.sort_unstable();
             let parts: Vec<String> = cuts.windows(2).map(|w| chars[w[0]..w[1]].iter().collect()).collect();
             let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-            prop_assert_eq!(run(&strings, &parts), slow(&strings, &text));
+            let expected = slow(&strings, &text);
+            prop_assert_eq!(&run(&strings, &parts), &expected);
+            // Nothing is ever given out that would have to be taken back.
+            let mut stop = StopMatcher::new(Vec::new(), strings).unwrap();
+            let mut out = String::new();
+            for part in parts {
+                stop.push(part, &mut out);
+                prop_assert!(expected.0.starts_with(&out), "{out:?} of {expected:?}");
+            }
         }
     }
 }

@@ -21,7 +21,7 @@ use k3_tests::resident::golden_model;
 use serde_json::{Value, json};
 
 /// Tokens and the bits of the rows that they were chosen from.
-type Heard1 = (Vec<TokenId>, Vec<Vec<u32>>);
+pub(crate) type Heard1 = (Vec<TokenId>, Vec<Vec<u32>>);
 
 #[derive(Debug)]
 struct Failure(#[allow(dead_code)] String);
@@ -38,14 +38,14 @@ impl From<SamplingError> for Failure {
     }
 }
 
-fn engine(model: &str, overrides: &[&str]) -> Engine {
+pub(crate) fn engine(model: &str, overrides: &[&str]) -> Engine {
     // One thread unless a case says otherwise: teams are tested elsewhere.
     let overrides: Vec<String> =
         ["compute.threads=1"].iter().chain(overrides).map(|&o| o.to_owned()).collect();
     preset_engine(&Preset::load("demo", &overrides).unwrap(), &golden_model(model))
 }
 
-fn prompt(of: u32, vocab: usize) -> Vec<TokenId> {
+pub(crate) fn prompt(of: u32, vocab: usize) -> Vec<TokenId> {
     let len = [1, 40, 7, 19, 3, 33][of as usize % 6];
     (0..len).map(|i| TokenId((i * i * (of + 1) + 5 * i + of) % vocab as u32)).collect()
 }
@@ -54,15 +54,17 @@ fn tokens(of: u32) -> usize {
     [9, 4, 14, 1, 11, 6][of as usize % 6]
 }
 
-fn generator(of: u32, vocab: usize, drafts: bool) -> Generator {
+fn lookup() -> Box<dyn Drafter> {
+    Box::new(Gated::new(PromptLookup::new(LookupParams::default())))
+}
+
+fn generator(of: u32, vocab: usize, drafter: Option<Box<dyn Drafter>>) -> Generator {
     let params = SamplingParams {
         temperature: [0.0, 0.9, 1.3][of as usize % 3],
         seed: u64::from(of),
         presence_penalty: 0.2,
         ..SamplingParams::default()
     };
-    let drafter: Option<Box<dyn Drafter>> =
-        if drafts { Some(Box::new(Gated::new(PromptLookup::new(LookupParams::default())))) } else { None };
     let mut generator =
         Generator::new(Sampler::new(params, vocab, Kernels::detect()).unwrap(), drafter, false);
     generator.sampler_mut().begin(&prompt(of, vocab)).unwrap();
@@ -74,10 +76,10 @@ fn keep(heard: &mut Heard1, chosen: &Chosen<'_>) {
     heard.1.push(chosen.row.iter().map(|x| x.to_bits()).collect());
 }
 
-/// A request through a session of its own, token by token.
-fn alone(engine: &mut Engine, of: u32) -> Heard1 {
+/// A request through a session of its own, one pass after the other.
+pub(crate) fn alone(engine: &mut Engine, of: u32, drafter: Option<Box<dyn Drafter>>) -> Heard1 {
     let vocab = engine.config().vocab;
-    let (mut session, mut generator) = (Session::new(engine), generator(of, vocab, false));
+    let (mut session, mut generator) = (Session::new(engine), generator(of, vocab, drafter));
     let mut heard = Heard1::default();
     let logits = session.prefill(engine, &prompt(of, vocab), Prefill::default()).unwrap();
     let chosen = generator.first(logits.last().unwrap()).unwrap();
@@ -86,7 +88,8 @@ fn alone(engine: &mut Engine, of: u32) -> Heard1 {
     while heard.0.len() < tokens(of) {
         let mut emit = |chosen: Chosen<'_>| {
             keep(&mut heard, &chosen);
-            Ok::<_, Failure>(ControlFlow::Continue(()))
+            let is_last = heard.0.len() == tokens(of);
+            Ok::<_, Failure>(if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         };
         match generator.step(engine, &mut session, decided, &mut emit).unwrap() {
             ControlFlow::Continue(id) | ControlFlow::Break(id) => decided = id,
@@ -104,7 +107,7 @@ fn together(engine: &mut Engine, requests: &[u32], drafts: bool) -> BTreeMap<u64
     while ended < requests.len() {
         while batch.has_room() {
             let Some(&of) = waiting.next() else { break };
-            let (prompt, generator) = (prompt(of, vocab), generator(of, vocab, drafts));
+            let (prompt, generator) = (prompt(of, vocab), generator(of, vocab, drafts.then(lookup)));
             let request = Request { key: u64::from(of), prompt, max_tokens: tokens(of), generator };
             batch.enter(engine, request).unwrap();
         }
@@ -125,7 +128,7 @@ fn together(engine: &mut Engine, requests: &[u32], drafts: bool) -> BTreeMap<u64
 fn every_mix_gives_each_sequence_the_bits_it_has_alone() {
     for model in ["k3-tiny-a", "k3-tiny-b"] {
         let mut plain = engine(model, &[]);
-        let want: Vec<Heard1> = (0..6).map(|of| alone(&mut plain, of)).collect();
+        let want: Vec<Heard1> = (0..6).map(|of| alone(&mut plain, of, None)).collect();
         let one_slot = ["trunk.ring_slots=1", "experts.cache=0", "experts.staging_slots=1", "trunk.pinned=0"];
         let cases: [(&[&str], &[u32], bool); 7] = [
             (&["context.sequences=1"], &[0, 1, 2], false),
@@ -157,7 +160,7 @@ fn sharing_saves_passes_and_a_refused_request_changes_nothing() {
     let vocab = engine.config().vocab;
     let mut batch = Batch::new(&engine);
     let request =
-        |prompt, max_tokens| Request { key: 0, prompt, max_tokens, generator: generator(0, vocab, false) };
+        |prompt, max_tokens| Request { key: 0, prompt, max_tokens, generator: generator(0, vocab, None) };
     let refused = |batch: &mut Batch, engine: &Engine, r| batch.enter(engine, r).unwrap_err().to_string();
     assert!(refused(&mut batch, &engine, request(Vec::new(), 1)).contains("at least one token"));
     assert!(refused(&mut batch, &engine, request(vec![TokenId(256)], 1)).contains("vocabulary of 256"));

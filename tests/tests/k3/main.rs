@@ -6,6 +6,7 @@ mod batch;
 mod conversation;
 mod demo;
 mod documents;
+mod drafts;
 mod engine;
 mod forward;
 mod full_scale;
