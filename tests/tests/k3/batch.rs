@@ -103,7 +103,7 @@ fn together(engine: &mut Engine, requests: &[u32], drafts: bool) -> BTreeMap<u64
     let vocab = engine.config().vocab;
     let mut batch = Batch::new(engine);
     let mut heard: BTreeMap<u64, Heard1> = BTreeMap::new();
-    let (mut waiting, mut ended) = (requests.iter(), 0);
+    let (mut waiting, mut ended, mut failures) = (requests.iter(), 0, Vec::new());
     while ended < requests.len() {
         while batch.has_room() {
             let Some(&of) = waiting.next() else { break };
@@ -116,11 +116,14 @@ fn together(engine: &mut Engine, requests: &[u32], drafts: bool) -> BTreeMap<u64
                 keep(heard.entry(key).or_default(), &chosen);
                 ControlFlow::Continue(())
             }
-            Heard::Failed(error) => panic!("{error}"),
+            Heard::Failed(error) => {
+                failures.push(error.to_string());
+                ControlFlow::Break(())
+            }
         };
         ended += batch.step(engine, &mut hear).unwrap().len();
     }
-    assert!(batch.is_empty() && batch.has_room());
+    assert!(batch.is_empty() && batch.has_room() && failures.is_empty(), "{failures:?}");
     heard
 }
 
