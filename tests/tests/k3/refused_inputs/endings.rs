@@ -119,6 +119,20 @@ fn an_interrupted_run_says_so_in_json() {
     assert!(is_soon(ended.took), "{ended:#?}");
 }
 
+/// Waits until the run takes signals: from then on it reads its prompt.
+fn wait_until_listening(child: &Child) {
+    let since = Instant::now();
+    let threads = format!("/proc/{}/task", child.id());
+    let listens = |thread: std::io::Result<std::fs::DirEntry>| {
+        let name = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("comm")));
+        name.is_ok_and(|name| name.trim() == "ctrl-c")
+    };
+    while !std::fs::read_dir(&threads).is_ok_and(|mut threads| threads.any(listens)) {
+        assert!(since.elapsed() < HANG_MIN, "the run takes no signals");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn a_signal_ends_a_slow_prompt_within_a_block() {
     let ids = vec!["7"; 200].join(",");
@@ -126,7 +140,8 @@ fn a_signal_ends_a_slow_prompt_within_a_block() {
     let slow = ["--ids", &ids, "--max-tokens", "4", "--throttle", "200KB/s", "--set", "reader.depth=1"];
     let streamed = ["--set", "trunk.pinned=0", "--set", "trunk.ring_slots=1", "--set", "pass.tokens=100"];
     let mut child = command(&generate(&[&slow[..], &streamed].concat())).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(4));
+    wait_until_listening(&child);
+    std::thread::sleep(Duration::from_millis(500));
     assert!(child.try_wait().unwrap().is_none(), "the prompt was not slow");
     let since = Instant::now();
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
