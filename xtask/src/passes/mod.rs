@@ -171,21 +171,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         disk_bytes_per_second: args.disk.0.0,
         ..Report::default()
     };
-    let k3 = K3::build(stop)?;
-    if wants(Part::Prefill) {
-        let found = prefill::measure(&k3, &model, args)?;
-        report.goals.extend(found.goals());
-        report.prefill = Some(found);
-    }
     if wants(Part::Drafts) {
         let found = drafts::measure(&model, args)?;
         report.goals.extend(found.goals());
         report.drafts = Some(found);
     }
-    if wants(Part::Memory) {
-        let found = memory::measure(&k3, &model, args)?;
-        report.goals.extend(found.iter().map(memory::Peak::goal));
-        report.memory = Some(found);
+    if wants(Part::Prefill) || wants(Part::Memory) {
+        let k3 = K3::build(stop)?;
+        if wants(Part::Prefill) {
+            let found = prefill::measure(&k3, &model, args)?;
+            report.goals.extend(found.goals());
+            report.prefill = Some(found);
+        }
+        if wants(Part::Memory) {
+            let found = memory::measure(&k3, &model, args)?;
+            report.goals.extend(found.iter().map(memory::Peak::goal));
+            report.memory = Some(found);
+        }
     }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
