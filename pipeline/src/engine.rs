@@ -33,15 +33,19 @@ pub enum EngineError {
     /// A small vector is missing.
     #[error(transparent)]
     Vector(#[from] MissingVector),
-    /// The preset names an instruction set that does not exist.
-    #[error("compute.isa: unknown instruction set {name:?}; expected scalar, avx2 or neon")]
+    /// An instruction set that does not exist is asked for.
+    #[error("{key}: unknown instruction set {name:?}; expected scalar, avx2 or neon")]
     UnknownIsa {
+        /// Where: `compute.isa` or `K3_ISA`.
+        key: &'static str,
         /// The name.
         name: String,
     },
-    /// The preset names an instruction set that this processor does not have.
-    #[error("compute.isa: this processor has no {isa}; leave the key out to take the best there is")]
+    /// An instruction set that this processor does not have is asked for.
+    #[error("{key}: this processor has no {isa}; leave it out to take the best there is")]
     IsaUnavailable {
+        /// Where: `compute.isa` or `K3_ISA`.
+        key: &'static str,
         /// The instruction set.
         isa: Isa,
     },
@@ -195,8 +199,14 @@ pub fn workspace_size(plan: &Plan) -> WorkspaceSize {
     )
 }
 
-fn kernels(isa: Option<&str>) -> Result<Kernels, EngineError> {
-    let Some(name) = isa else { return Ok(Kernels::detect()) };
-    let isa: Isa = name.parse().map_err(|_| EngineError::UnknownIsa { name: name.to_owned() })?;
-    Kernels::new(isa).ok_or(EngineError::IsaUnavailable { isa })
+/// The kernels of the environment variable `K3_ISA`, else of the preset's key, else the fastest there are.
+fn kernels(preset: Option<&str>) -> Result<Kernels, EngineError> {
+    let forced = std::env::var_os("K3_ISA").map(|name| name.to_string_lossy().into_owned());
+    let (key, name) = match (&forced, preset) {
+        (Some(name), _) => ("K3_ISA", name.as_str()),
+        (None, Some(name)) => ("compute.isa", name),
+        (None, None) => return Ok(Kernels::detect()),
+    };
+    let isa: Isa = name.parse().map_err(|_| EngineError::UnknownIsa { key, name: name.to_owned() })?;
+    Kernels::new(isa).ok_or(EngineError::IsaUnavailable { key, isa })
 }

@@ -11,6 +11,7 @@ mod engine;
 mod forward;
 mod full_scale;
 mod golden_snapshots;
+mod instruction_sets;
 mod layer_vectors;
 mod options;
 mod refused_checkpoints;

@@ -1,10 +1,12 @@
-//! The kernels on every instruction set that can be run here: their tests, and one digest of their results
-//! that must be the same everywhere.
+//! Every instruction set that can be run here: the kernels' tests, one digest of each kernel's results, and
+//! one digest of the logits of each golden model's prompts. The digests must be the same everywhere.
 //!
 //! 64-bit ARM runs under emulation. It needs a Rust standard library for `aarch64-unknown-linux-gnu`, a
 //! linker and `qemu-aarch64`; on Debian: `dpkg --add-architecture arm64 && apt-get update && apt-get install
 //! rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user`. Where
 //! something is missing the leg is reported as not run, by name.
+
+mod golden_models;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -38,6 +40,8 @@ struct Machine {
     /// Arguments for cargo.
     args: Vec<&'static str>,
     env: Vec<(&'static str, OsString)>,
+    /// What runs a program of this machine, where it cannot run by itself.
+    runner: &'static [&'static str],
 }
 
 /// One instruction set, or why it cannot be run here.
@@ -48,11 +52,11 @@ struct Leg {
     machine: Result<Machine, String>,
 }
 
-/// Lines of the digest program: kernel, digest.
+/// Digests by what was computed: a kernel, or a golden model's prompt.
 type Digests = BTreeMap<String, String>;
 
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let native = || Machine { args: Vec::new(), env: Vec::new() };
+    let native = || Machine { args: Vec::new(), env: Vec::new(), runner: &[] };
     let x86 = cfg!(target_arch = "x86_64");
     let avx2 = if x86 { Ok(native()) } else { Err("this processor is not an x86-64".to_owned()) };
     let neon = if cfg!(target_arch = "aarch64") { Ok(native()) } else { emulated_arm() };
@@ -74,7 +78,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         }
     }
     for (isa, digests) in &found {
-        println!("{isa:8} {}  ({} kernels)", combined(digests), digests.len());
+        let prompts = digests.keys().filter(|name| name.contains('/')).count();
+        let kernels = digests.len() - prompts;
+        println!("{isa:8} {}  ({kernels} kernels, {prompts} prompts of golden models)", combined(digests));
     }
     for (isa, reason) in &missing {
         println!("{isa:8} did not run: {reason}");
@@ -110,7 +116,11 @@ fn leg_digests(leg: &Leg, machine: &Machine, options: &Options) -> Result<Result
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let pairs = text.lines().filter_map(|line| line.split_once(' '));
-    Ok(Ok(pairs.map(|(kernel, digest)| (kernel.to_owned(), digest.to_owned())).collect()))
+    let mut digests: Digests =
+        pairs.map(|(kernel, digest)| (kernel.to_owned(), digest.to_owned())).collect();
+    eprintln!("isa: golden models on {} ...", leg.isa);
+    digests.extend(golden_models::digests(leg.isa, machine)?);
+    Ok(Ok(digests))
 }
 
 fn command(machine: &Machine, subcommand: &str) -> Command {
@@ -167,7 +177,7 @@ fn emulated_arm() -> Result<Machine, String> {
         args.extend(["--ignore-rust-version", "--target-dir", "target/isa"]);
         env.push(("RUSTC", DEBIAN_RUSTC.into()));
     }
-    Ok(Machine { args, env })
+    Ok(Machine { args, env, runner: &[ARM_RUNNER, "-L", ARM_LIBRARIES] })
 }
 
 /// Whether a compiler has the standard library for ARM.
