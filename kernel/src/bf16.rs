@@ -14,7 +14,7 @@ use crate::dispatch::{Kernels, dispatch};
 use crate::hn::{HnTiled, QUAD_COLS};
 use crate::out::{Columns, Out};
 use crate::tile::{COLUMN_BYTES, TileLanes};
-use crate::weights::{Bf16Rows, Bf16Tiled, F32Rows, Matrix, TILE_ROWS, tiled_bytes};
+use crate::weights::{Bf16Rows, Bf16Tiled, Matrix, TILE_ROWS, tiled_bytes};
 
 mod source;
 #[cfg(test)]
@@ -59,7 +59,11 @@ impl Kernels {
                 return;
             }
             Matrix::F32Rows(w) => {
-                dispatch!(self, many, (w: F32Rows<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>));
+                dispatch!(
+                    self,
+                    many,
+                    (w: crate::weights::F32Rows<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>)
+                );
                 return;
             }
             Matrix::Bf16Rows(w) => Bf16Any::Rows(w),
@@ -84,7 +88,11 @@ impl Kernels {
                 dispatch!(self, transposed, (w: Bf16Rows<'_>, rows: Range<usize>, x: &[f32], y: &mut [f32]));
             }
             Matrix::F32Rows(w) => {
-                dispatch!(self, transposed, (w: F32Rows<'_>, rows: Range<usize>, x: &[f32], y: &mut [f32]));
+                dispatch!(
+                    self,
+                    transposed,
+                    (w: crate::weights::F32Rows<'_>, rows: Range<usize>, x: &[f32], y: &mut [f32])
+                );
             }
             Matrix::Bf16Tiled(_) | Matrix::Hn(_) => {}
         }
