@@ -6,6 +6,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::F32Rows;
 use crate::dispatch::Isa;
 use crate::hn::{hn_encode, hn_encoded_max};
 use crate::matrix_oracle as matrix;
