@@ -32,7 +32,8 @@ pub(super) fn digests(isa: &str, machine: &Machine) -> anyhow::Result<Digests> {
                 let said = String::from_utf8_lossy(&output.stderr);
                 bail!("k3 fails on {isa} with {model}, prompt {prompt}: {}", said.trim());
             }
-            let bytes = std::fs::read(&logits).with_context(|| format!("cannot read {}", logits.display()))?;
+            let bytes =
+                std::fs::read(&logits).with_context(|| format!("cannot read {}", logits.display()))?;
             found.insert(format!("{model}/{prompt}"), sha256_hex(&bytes));
         }
     }

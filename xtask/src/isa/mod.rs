@@ -116,8 +116,7 @@ fn leg_digests(leg: &Leg, machine: &Machine, options: &Options) -> Result<Result
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let pairs = text.lines().filter_map(|line| line.split_once(' '));
-    let mut digests: Digests =
-        pairs.map(|(kernel, digest)| (kernel.to_owned(), digest.to_owned())).collect();
+    let mut digests: Digests = pairs.map(|(kernel, digest)| (kernel.to_owned(), digest.to_owned())).collect();
     eprintln!("isa: golden models on {} ...", leg.isa);
     digests.extend(golden_models::digests(leg.isa, machine)?);
     Ok(Ok(digests))

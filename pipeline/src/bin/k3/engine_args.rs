@@ -19,6 +19,7 @@ use k3_pipeline::tokenizer::Tokenizer;
 use k3_pipeline::units::Rate;
 
 use crate::failure::Failure;
+use crate::output;
 use crate::preset_args::{PresetArgs, ShardArgs, measured_shape};
 use crate::progress::Bar;
 
@@ -100,12 +101,8 @@ impl EngineArgs {
 
 /// Refuses a place for a trace before anything is allocated. The file is made, and empty for now.
 fn check_trace(path: &Path) -> Result<(), Failure> {
-    let open = || {
-        if path.metadata().is_ok_and(|meta| !meta.is_file()) {
-            return Err(std::io::Error::other("not a regular file"));
-        }
-        std::fs::File::options().create(true).append(true).open(path)
-    };
+    output::replaceable("--trace", path)?;
+    let open = || std::fs::File::options().create(true).append(true).open(path);
     let what = || format!("--trace: cannot write {}", path.display());
     open().map(drop).with_context(what).map_err(Failure::refused)
 }

@@ -42,18 +42,36 @@ pub(crate) fn grouped(number: u64) -> String {
     out
 }
 
+/// Refuses to write over what is no plain file (a device, a FIFO, a directory) and over a file of a model.
+/// `option` is the argument that named it.
+pub(crate) fn replaceable(option: &str, path: &Path) -> Outcome {
+    let refused = |why: &str| {
+        Err(Failure::refused(anyhow::anyhow!("{option}: cannot write {}: {why}", path.display())))
+    };
+    let Some(name) = path.file_name() else { return refused("not a regular file") };
+    // Through a link as well: a trace is written to what the link leads to.
+    let there = [path.symlink_metadata(), path.metadata()];
+    if there.iter().flatten().any(|meta| !meta.is_file() && !meta.is_symlink()) {
+        return refused("not a regular file");
+    }
+    let name = name.to_string_lossy();
+    let shard = name.starts_with("model-") && name.ends_with(".safetensors");
+    let of_model = shard || path.with_file_name("model.safetensors.index.json").exists();
+    if of_model && there.iter().any(Result::is_ok) {
+        return refused("it is a file of a model; choose another place");
+    }
+    Ok(())
+}
+
 /// A file beside the one at `path`, which will replace it once it is whole; refuses a place that cannot
 /// be written, before anything is done. `option` is the argument that named it.
 pub(crate) fn place(option: &str, path: &Path) -> Result<NamedTempFile, Failure> {
+    replaceable(option, path)?;
     let refused = |error: io::Error| {
         Failure::refused(
             anyhow::Error::new(error).context(format!("{option}: cannot write {}", path.display())),
         )
     };
-    // The finished file replaces what is there: never a device, a FIFO or a directory.
-    if path.file_name().is_none() || path.symlink_metadata().is_ok_and(|meta| !meta.is_file()) {
-        return Err(refused(io::Error::other("not a regular file")));
-    }
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     tempfile::Builder::new().prefix(".k3-").tempfile_in(dir).map_err(refused)
 }

@@ -51,7 +51,7 @@ impl PromptArgs {
             parse_ids(list)?
         } else {
             let text = match (&self.prompt_file, self.prompt.as_ref().or(self.text.as_ref())) {
-                (Some(path), _) => read_prompt(path)?,
+                (Some(path), _) => read_text(path)?,
                 (None, text) => text.cloned().unwrap_or_default(),
             };
             tokenizer()?.encode(&text)?
@@ -70,16 +70,17 @@ impl PromptArgs {
     }
 }
 
-fn read_prompt(path: &std::path::Path) -> Result<String, Failure> {
+/// The text of a regular file.
+pub(crate) fn read_text(path: &std::path::Path) -> Result<String, Failure> {
     let shown = path.display();
     let meta = std::fs::metadata(path)
-        .with_context(|| format!("{shown}: cannot read the prompt"))
+        .with_context(|| format!("{shown}: cannot read it"))
         .map_err(Failure::refused)?;
     if !meta.is_file() {
         return Err(Failure::refused(anyhow!("{shown}: not a regular file")));
     }
     if meta.len() > FILE_BYTES_MAX {
-        return Err(Failure::refused(anyhow!("{shown}: {} bytes is no prompt", meta.len())));
+        return Err(Failure::refused(anyhow!("{shown}: {} bytes is too much for a text", meta.len())));
     }
     std::fs::read_to_string(path)
         .with_context(|| format!("{shown}: cannot read UTF-8 text"))

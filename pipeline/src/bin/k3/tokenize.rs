@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
 use crate::output;
+use crate::prompt_args::read_text;
 
 /// Arguments of `k3 tokenize`.
 #[derive(Debug, clap::Args)]
@@ -125,9 +126,7 @@ fn input(argument: Option<&str>, file: Option<&Path>) -> Result<String, Failure>
             .map_err(Failure::refused)?;
         return Ok(text);
     };
-    std::fs::read_to_string(path)
-        .with_context(|| format!("{}: cannot read UTF-8 text", path.display()))
-        .map_err(Failure::refused)
+    read_text(path)
 }
 
 /// Ids separated by commas or white space.

@@ -129,5 +129,29 @@ fn outputs(dir: &Path) -> Vec<Case> {
         let args = ["--ids", "1,2,3", "--max-tokens", "4", "--dump-logits", path];
         generating(name, &args, 2, &["--dump-logits", path])
     })
+    .chain(over_files_of_a_model(dir))
     .collect()
+}
+
+/// What a command writes must not take the place of weights, nor of a FIFO.
+fn over_files_of_a_model(dir: &Path) -> Vec<Case> {
+    let shard = dir.join("model-00001-of-000002.safetensors");
+    fs::write(&shard, "weights").unwrap();
+    let shard = shard.to_string_lossy();
+    let fifo = dir.join("svg-fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let fifo = fifo.to_string_lossy();
+    let says = ["a file of a model", &*shard];
+    vec![
+        generating("logits over a shard", &["--ids", "1", "--dump-logits", &shard], 2, &says),
+        generating("a trace over a shard", &["--ids", "1", "--trace", &shard], 2, &says),
+        Case::new("a map over a shard", &["plan", "--preset", "demo", "--svg", &shard], 2, &says),
+        Case::new("a map over a FIFO", &["plan", "--preset", "demo", "--svg", &fifo], 2, &["--svg", &fifo]),
+        Case::new(
+            "text from a FIFO",
+            &["tokenize", "--model", "golden/demo", "--file", &fifo],
+            2,
+            &["not a regular file", &fifo],
+        ),
+    ]
 }
