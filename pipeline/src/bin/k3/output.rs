@@ -55,8 +55,10 @@ pub(crate) fn replaceable(option: &str, path: &Path) -> Outcome {
         return refused("not a regular file");
     }
     let name = name.to_string_lossy();
-    let shard = name.starts_with("model-") && name.ends_with(".safetensors");
-    let of_model = shard || path.with_file_name("model.safetensors.index.json").exists();
+    let index = "model.safetensors.index.json";
+    let other = [index, "config.json", "tiktoken.model", "tokenizer_config.json"].contains(&&*name);
+    let of_model = name.starts_with("model-") && name.ends_with(".safetensors")
+        || other && path.with_file_name(index).exists();
     if of_model && there.iter().any(Result::is_ok) {
         return refused("it is a file of a model; choose another place");
     }

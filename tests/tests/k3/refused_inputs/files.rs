@@ -141,6 +141,7 @@ fn over_files_of_a_model(dir: &Path) -> Vec<Case> {
     let fifo = dir.join("svg-fifo");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let fifo = fifo.to_string_lossy();
+    let demo = k3_golden::golden_dir().join("demo").to_string_lossy().into_owned();
     let says = ["a file of a model", &*shard];
     vec![
         generating("logits over a shard", &["--ids", "1", "--dump-logits", &shard], 2, &says),
@@ -149,7 +150,7 @@ fn over_files_of_a_model(dir: &Path) -> Vec<Case> {
         Case::new("a map over a FIFO", &["plan", "--preset", "demo", "--svg", &fifo], 2, &["--svg", &fifo]),
         Case::new(
             "text from a FIFO",
-            &["tokenize", "--model", "golden/demo", "--file", &fifo],
+            &["tokenize", "--model", &demo, "--file", &fifo],
             2,
             &["not a regular file", &fifo],
         ),
