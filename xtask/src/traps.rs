@@ -2,7 +2,7 @@
 //!
 //! Wrong code of this kind compiles, raises no NaN and writes fluent text. For every trap the task
 //! copies the sources, makes the mistake in the copy, builds it, and runs the golden tests: kernel
-//! vectors and golden models; then every scale byte, of which the golden models hold few. A mistake
+//! vectors and golden models; then MXFP4 with every scale, of which the golden models hold few. A mistake
 //! that no test notices fails the task. Slow, and no part of the gate; a test of the gate checks that
 //! each place is still there.
 
@@ -220,7 +220,7 @@ const TRAPS: &[Trap] = &[
 const TESTS: &[&[&str]] = &[
     &["test", "--quiet", "-p", "k3-kernel", "--test", "kernels", "golden"],
     &["test", "--quiet", "-p", "k3-tests", "--test", "k3", "released"],
-    &["test", "--quiet", "-p", "k3-kernel", "--lib", "scale_bytes"],
+    &["test", "--quiet", "-p", "k3-kernel", "--lib", "mxfp4"],
 ];
 
 /// Runs the traps; fails when one goes unnoticed.
