@@ -106,17 +106,21 @@ fn a_signal_ends_the_run_and_the_report_still_comes() {
 #[test]
 fn an_interrupted_run_says_so_in_json() {
     let mut child = command(&long_run(&["--json"])).spawn().unwrap();
-    // Nothing is printed until the end: give it the time to begin.
-    std::thread::sleep(Duration::from_millis(1500));
-    let since = Instant::now();
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    let (status, took) = wait(&mut child, since);
-    let (stdout, stderr) = (text(child.stdout.take()), text(child.stderr.take()));
-    let ended = Ended { code: status.code(), stdout, stderr, took };
+    wait_until_listening(&child);
+    let ended = interrupt(&mut child);
     assert_eq!(ended.code, Some(1), "{ended:#?}");
     let object: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(object["finish_reason"], "interrupted", "{ended:#?}");
     assert!(is_soon(ended.took), "{ended:#?}");
+}
+
+/// Sends SIGINT and waits for the end; `took` counts from the signal.
+fn interrupt(child: &mut Child) -> Ended {
+    let since = Instant::now();
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let (status, took) = wait(child, since);
+    let (stdout, stderr) = (text(child.stdout.take()), text(child.stderr.take()));
+    Ended { code: status.code(), stdout, stderr, took }
 }
 
 /// Waits until the run takes signals: from then on it reads its prompt.
@@ -143,11 +147,7 @@ fn a_signal_ends_a_slow_prompt_within_a_block() {
     wait_until_listening(&child);
     std::thread::sleep(Duration::from_millis(500));
     assert!(child.try_wait().unwrap().is_none(), "the prompt was not slow");
-    let since = Instant::now();
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    let (status, took) = wait(&mut child, since);
-    let (stdout, stderr) = (text(child.stdout.take()), text(child.stderr.take()));
-    let ended = Ended { code: status.code(), stdout, stderr, took };
+    let ended = interrupt(&mut child);
     assert_eq!(ended.code, Some(1), "{ended:#?}");
     assert!(ended.took < Duration::from_secs(2) || is_soon(ended.took) && is_busy(), "{ended:#?}");
     assert!(ended.stderr.contains("interrupted") && !ended.stderr.contains("panicked"), "{ended:#?}");
