@@ -17,4 +17,5 @@ mod options;
 mod refused_checkpoints;
 mod refused_configs;
 mod refused_inputs;
+mod session_text;
 mod sessions;

@@ -66,7 +66,9 @@ pub(crate) struct Printer<'t> {
     /// Text that has not been through `stop`.
     fresh: String,
     text: String,
-    /// Bytes of `text` that have been printed.
+    /// Bytes of `text` that were given out before this printer's time.
+    given: usize,
+    /// Bytes of `text` that have been printed, those among them.
     printed: usize,
     tokens: usize,
 }
@@ -80,13 +82,42 @@ impl<'t> Printer<'t> {
             streams,
             fresh: String::new(),
             text: String::new(),
+            given: 0,
             printed: 0,
             tokens: 0,
         }
     }
 
+    /// Goes on after `output`, of whose text the first `given` bytes have been given out. What waited at its
+    /// end (half a character, the beginning of a stop text) waits again. A stop within it ended an earlier
+    /// run, not this one.
+    pub(crate) fn resume(&mut self, output: &[TokenId], given: usize) -> Outcome {
+        if self.tokenizer.is_some() {
+            let stop = self.stop.clone();
+            for id in output {
+                if self.take(*id)? {
+                    self.end_text();
+                    self.stop = stop.clone();
+                }
+            }
+            (self.given, self.printed) = (given, given);
+        }
+        Ok(())
+    }
+
+    /// Bytes of text given out so far, by this printer or before its time.
+    pub(crate) fn given(&self) -> usize {
+        self.tokenizer.map_or(0, |_| self.given.max(self.text.len()))
+    }
+
     /// Takes a token; `true` where the answer stops at it.
     pub(crate) fn push(&mut self, id: TokenId) -> Result<bool, Failure> {
+        let stopped = self.take(id)?;
+        self.print()?;
+        Ok(stopped)
+    }
+
+    fn take(&mut self, id: TokenId) -> Result<bool, Failure> {
         if self.stop.is_stop(id) {
             return Ok(true);
         }
@@ -104,7 +135,6 @@ impl<'t> Printer<'t> {
             }
         };
         self.tokens += 1;
-        self.print()?;
         Ok(stopped)
     }
 
@@ -118,15 +148,23 @@ impl<'t> Printer<'t> {
         Ok(())
     }
 
-    /// Ends the text; gives it where there is a tokenizer.
-    pub(crate) fn finish(&mut self) -> Result<Option<String>, Failure> {
+    /// Nothing follows: what waited is part of the text.
+    pub(crate) fn end_text(&mut self) {
         self.decoder.finish(&mut self.fresh);
         self.stop.push(&self.fresh, &mut self.text);
+        self.fresh.clear();
         self.stop.finish(&mut self.text);
-        if self.streams {
-            self.text.push('\n');
-        }
+    }
+
+    /// Prints the rest; gives this printer's part of the text where there is a tokenizer.
+    pub(crate) fn finish(&mut self) -> Result<Option<String>, Failure> {
         self.print()?;
-        Ok(self.tokenizer.map(|_| std::mem::take(&mut self.text)))
+        if self.streams {
+            let mut out = std::io::stdout().lock();
+            out.write_all(b"\n")?;
+            out.flush()?;
+        }
+        let from = self.text.floor_char_boundary(self.given);
+        Ok(self.tokenizer.map(|_| self.text.split_off(from)))
     }
 }

@@ -95,7 +95,10 @@ impl<'t> Answer<'t> {
             logprobs: &self.logprobs,
         };
         let line = match self.text {
-            Text::Plain(mut printer) => serde_json::to_string(&report(printer.finish()?, None, Vec::new())),
+            Text::Plain(mut printer) => {
+                printer.end_text();
+                serde_json::to_string(&report(printer.finish()?, None, Vec::new()))
+            }
             Text::Chat(listener) => {
                 let (heard, _) = listener.finish(self.prompt_tokens, &mut |_| ())?;
                 let calls = heard.calls.iter().map(ReportedCall::new).collect();

@@ -20,8 +20,8 @@ use crate::logits_file::LogitsFile;
 use crate::printer::{FinishReason, Printer, TokenLogprobs};
 use crate::prompt_args::PromptArgs;
 use crate::sampling_args::{SamplingArgs, StopArgs};
-use crate::{interrupt, output, progress, report};
-use saved::Place;
+use crate::{interrupt, output, progress, report, terminal};
+use saved::{Notes, Place};
 
 /// Tokens to generate when nothing is said.
 pub(crate) const MAX_TOKENS: usize = 256;
@@ -38,8 +38,9 @@ Examples:
   k3 generate --preset demo --session s.k3s --max-tokens 40 'Shall I'
   k3 generate --preset demo --session s.k3s --max-tokens 40
 
-The last two give the text that one run with --max-tokens 80 would. With a prompt, a session file
-changes nothing but the time: what it has already read of the same text is not read again.
+The last two give the text that one run with --max-tokens 80 would: half a character at the end of a
+run, or the beginning of a stop text, comes with the next. With a prompt, a session file changes nothing
+but the time: what it has already read of the same text is not read again.
 
 The text goes to stdout as it is decided, the report to stderr. A model directory without a
 tokenizer takes and gives token ids.")]
@@ -56,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = max_tokens, allow_hyphen_values = true)]
     max_tokens: Option<usize>,
     /// Resume the generation in this file, if it is there, and save it at the end. Without a prompt the
-    /// text goes on where it stopped.
+    /// text goes on where it stopped, and so do the random numbers, whatever the seed.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
     /// Write the logits of every position fed, prompt and generated, to this safetensors file: `ids` [n]
@@ -144,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     run.begin(place.as_ref(), prompt, args.max_tokens)?;
     let outcome = run.generate();
     let saved = match (place, &outcome) {
-        (Some(place), Ok(_)) => run.save(&place),
+        (Some(place), Ok(reason)) => run.save(&place, *reason),
         _ => Ok(()),
     };
     run.finish(outcome, args).and(saved)
@@ -205,7 +206,7 @@ impl Run<'_> {
         let saved = place.map_or(Ok(None), |place| place.load(&mut self.session))?;
         match (prompt, saved) {
             (None, Some(saved)) => {
-                saved.resume(&mut self.generator)?;
+                saved.resume(&mut self.generator, &mut self.output.printer)?;
                 self.prompt_tokens = saved.prompt_tokens();
                 self.text = saved.text;
             }
@@ -276,12 +277,24 @@ impl Run<'_> {
     }
 
     /// Saves the session, unless it ended in the middle of the prompt: what there was before stays.
-    fn save(&self, place: &Place<'_>) -> Outcome {
-        match self.output.generated.last() {
-            Some(decided) if !self.session.state().is_damaged() => {
-                place.save(&self.session, (self.prompt_tokens, *decided), &self.generator)
+    fn save(&mut self, place: &Place<'_>, reason: FinishReason) -> Outcome {
+        let Output { generated, printer, .. } = &mut self.output;
+        match generated.last() {
+            Some(&decided) if !self.session.state().is_damaged() => {
+                if reason == FinishReason::Stop {
+                    printer.end_text();
+                }
+                let notes = Notes { decided, given: printer.given() };
+                place.save(&self.session, (self.prompt_tokens, &notes), &self.generator)
             }
-            _ => Ok(()),
+            Some(_) => {
+                terminal::report(
+                    "session not saved: the interrupted pass left it half changed, which `pass.draft_tokens` of at \
+                     least 1 prevents\n",
+                );
+                Ok(())
+            }
+            None => Ok(()),
         }
     }
 
@@ -296,6 +309,10 @@ impl Run<'_> {
                 return Err(failure);
             }
         };
+        // In a session the text goes on.
+        if args.session.is_none() || reason == FinishReason::Stop {
+            printer.end_text();
+        }
         let printed = printer.finish();
         let stats = engine.stats();
         report::print(&stats);

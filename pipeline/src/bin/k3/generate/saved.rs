@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine_args::Planned;
 use crate::failure::{Failure, Outcome};
 use crate::output;
+use crate::printer::Printer;
 
 /// Where a session is kept, and of which model it is.
 pub(super) struct Place<'a> {
@@ -24,15 +25,18 @@ pub(super) struct Place<'a> {
 /// What a generation notes beside its session.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Notes {
+pub(super) struct Notes {
     /// The last token: chosen, not yet read.
-    decided: TokenId,
+    pub(super) decided: TokenId,
+    /// Bytes of the output's text that have been given out: what follows them waits for the next run.
+    pub(super) given: usize,
 }
 
 /// A text that was generated so far.
 pub(super) struct Saved {
     /// Prompt and output.
     pub(super) text: Vec<TokenId>,
+    given: usize,
     meta: SessionMeta,
 }
 
@@ -42,14 +46,14 @@ impl Saved {
         self.meta.prompt_tokens
     }
 
-    /// Lets a sampler go on as if it had chosen the output itself.
-    pub(super) fn resume(&self, generator: &mut Generator) -> Outcome {
+    /// Lets a sampler go on as if it had chosen the output itself, and a printer after what it gave out.
+    pub(super) fn resume(&self, generator: &mut Generator, printer: &mut Printer<'_>) -> Outcome {
         let (prompt, output) = self.text.split_at(self.meta.prompt_tokens);
         let sampler = generator.sampler_mut();
         sampler.begin(prompt)?;
         sampler.see_output(output)?;
         sampler.set_random_state(self.meta.random);
-        Ok(())
+        printer.resume(output, self.given)
     }
 }
 
@@ -75,14 +79,14 @@ impl<'a> Place<'a> {
             Failure::refused(anyhow!("{}: the session was not saved by `k3 generate`", self.path.display()))
         })?;
         let text = [session.tokens(), &[notes.decided]].concat();
-        Ok(Some(Saved { text, meta }))
+        Ok(Some(Saved { text, given: notes.given, meta }))
     }
 
-    /// Saves a session whose text goes on with `decided`.
+    /// Saves a session whose text goes on as `notes` say.
     pub(super) fn save(
         &self,
         session: &Session,
-        (prompt_tokens, decided): (usize, TokenId),
+        (prompt_tokens, notes): (usize, &Notes),
         generator: &Generator,
     ) -> Outcome {
         let meta = SessionMeta {
@@ -90,7 +94,7 @@ impl<'a> Place<'a> {
             model: self.model.clone(),
             prompt_tokens,
             random: generator.sampler().random_state(),
-            notes: serde_json::to_vec(&Notes { decided }).map_err(Failure::run)?,
+            notes: serde_json::to_vec(notes).map_err(Failure::run)?,
         };
         Ok(session_file::save(self.path, session, &meta)?)
     }
