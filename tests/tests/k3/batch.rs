@@ -100,6 +100,15 @@ pub(crate) fn alone(engine: &mut Engine, of: u32, drafter: Option<Box<dyn Drafte
 
 /// All requests, entering as there is room.
 fn together(engine: &mut Engine, requests: &[u32], drafts: bool) -> BTreeMap<u64, Heard1> {
+    together_with(engine, requests, |_| drafts.then(lookup))
+}
+
+/// All requests, each with guesses of its own.
+pub(crate) fn together_with(
+    engine: &mut Engine,
+    requests: &[u32],
+    drafter: impl Fn(u32) -> Option<Box<dyn Drafter>>,
+) -> BTreeMap<u64, Heard1> {
     let vocab = engine.config().vocab;
     let mut batch = Batch::new(engine);
     let mut heard: BTreeMap<u64, Heard1> = BTreeMap::new();
@@ -107,7 +116,7 @@ fn together(engine: &mut Engine, requests: &[u32], drafts: bool) -> BTreeMap<u64
     while ended < requests.len() {
         while batch.has_room() {
             let Some(&of) = waiting.next() else { break };
-            let (prompt, generator) = (prompt(of, vocab), generator(of, vocab, drafts.then(lookup)));
+            let (prompt, generator) = (prompt(of, vocab), generator(of, vocab, drafter(of)));
             let request = Request { key: u64::from(of), prompt, max_tokens: tokens(of), generator };
             batch.enter(engine, request).unwrap();
         }
@@ -154,6 +163,40 @@ fn every_mix_gives_each_sequence_the_bits_it_has_alone() {
                 assert!(found[&u64::from(of)] == want[of as usize], "{model} {all:?}: request {of}");
             }
         }
+    }
+}
+
+#[test]
+fn a_sequence_whose_sampler_fails_leaves_and_the_others_stay_as_they_are() {
+    let mut engine = engine("k3-tiny-a", &["context.sequences=3"]);
+    let vocab = engine.config().vocab;
+    for bad in [0, 1] {
+        let want: Vec<Heard1> = [2, 4].map(|of| alone(&mut engine, of, None)).into();
+        let mut batch = Batch::new(&engine);
+        for (key, of) in [(2, 2), (100, bad), (4, 4)] {
+            let mut generator = generator(of, vocab, Some(lookup()));
+            if key == 100 {
+                // A sampler of another vocabulary refuses the first row it gets.
+                let params = SamplingParams::default();
+                *generator.sampler_mut() = Sampler::new(params, vocab - 1, Kernels::detect()).unwrap();
+            }
+            let request = Request { key, prompt: prompt(of, vocab), max_tokens: tokens(of), generator };
+            batch.enter(&engine, request).unwrap();
+        }
+        let (mut heard, mut failures): (BTreeMap<u64, Heard1>, Vec<_>) = Default::default();
+        while !batch.is_empty() {
+            let mut hear = |key: u64, event: Heard<'_>| {
+                match event {
+                    Heard::Token(chosen) => keep(heard.entry(key).or_default(), &chosen),
+                    Heard::Failed(error) => failures.push((key, error)),
+                }
+                // Whatever is answered to a failure, the sequence leaves.
+                ControlFlow::Continue(())
+            };
+            batch.step(&mut engine, &mut hear).unwrap();
+        }
+        assert_eq!(failures, [(100, SamplingError::Row { found: vocab, vocabulary: vocab - 1 })]);
+        assert!(heard.len() == 2 && heard[&2] == want[0] && heard[&4] == want[1], "beside {bad}");
     }
 }
 

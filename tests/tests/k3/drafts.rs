@@ -3,7 +3,7 @@
 use k3_pipeline::speculate::Drafter;
 use k3_pipeline::units::TokenId;
 
-use crate::batch::{Heard1, alone, engine, prompt};
+use crate::batch::{Heard1, alone, engine, prompt, together_with};
 
 /// Knows the text, and says something else in so many of 256 cases.
 struct Liar {
@@ -52,6 +52,31 @@ fn no_guess_changes_a_bit() {
                     let took = passes(&engine) - before;
                     assert!(took < want.0.len() as u64, "more passes than tokens: {took}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn guesses_of_one_sequence_leave_those_beside_it_alone() {
+    let requests = [0, 1, 2, 3, 4, 5];
+    let mut plain = engine("k3-tiny-a", &[]);
+    let vocab = plain.config().vocab;
+    let want: Vec<Heard1> = requests.map(|of| alone(&mut plain, of, None)).into();
+    for (sequences, pass) in [(2, "pass.tokens=7"), (3, "pass.tokens=16"), (6, "pass.tokens=64")] {
+        let sequences = format!("context.sequences={sequences}");
+        let mut engine = engine("k3-tiny-a", &[&sequences, pass, "pass.draft_tokens=5"]);
+        for round in 0..4 {
+            let found = together_with(&mut engine, &requests, |of| {
+                let text = [prompt(of, vocab), want[of as usize].0.clone()].concat();
+                let lies = [0, 256, 90, 200][(of as usize + round) % 4];
+                Some(Box::new(Liar { text, vocab, lies, state: u64::from(of) + 10 * round as u64 }))
+            });
+            for of in requests {
+                assert!(
+                    found[&u64::from(of)] == want[of as usize],
+                    "{sequences} {pass}, round {round}: request {of}"
+                );
             }
         }
     }

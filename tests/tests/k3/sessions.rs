@@ -77,6 +77,42 @@ fn saved_and_resumed_at_every_position_nothing_changes() {
 }
 
 #[test]
+fn a_draft_that_waits_or_was_committed_in_part_is_saved_as_what_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s.k3s");
+    let text = text(24);
+    let mut engine = engine("k3-tiny-a", &["pass.draft_tokens=4"]);
+    let want = fresh(&mut engine, &text);
+    for position in 1..text.len() - 4 {
+        for committed in [None, Some(0), Some(1), Some(3), Some(4)] {
+            let mut session = Session::new(&engine);
+            session.prefill(&mut engine, &text[..position], Prefill::default()).unwrap();
+            let mut draft = text[position..position + 4].to_vec();
+            let right = committed.unwrap_or(0);
+            draft[right..].fill(TokenId(250));
+            session.draft(&mut engine, &draft).unwrap();
+            if let Some(tokens) = committed {
+                session.commit(&mut engine, tokens).unwrap();
+            }
+            session_file::save(&path, &session, &meta(position)).unwrap();
+            // A session that has a draft of its own waiting takes it all the same.
+            session_file::resume(&path, &mut session, MODEL).unwrap();
+            assert_eq!(session.tokens(), &text[..position + right]);
+            let found = rest(&mut engine, &mut session, &text, None);
+            assert!(found == want, "{committed:?} of a draft after {position}");
+            // A draft that waits is no part of the text, and no reason to read it again.
+            session_file::resume(&path, &mut session, MODEL).unwrap();
+            session.draft(&mut engine, &[TokenId(250); 3]).unwrap();
+            assert_eq!(
+                (session.reuse(&text), session.tokens()),
+                (position + right, &text[..position + right])
+            );
+            assert!(rest(&mut engine, &mut session, &text, None) == want, "{committed:?} after {position}");
+        }
+    }
+}
+
+#[test]
 fn a_mark_is_met_by_any_chunks_and_nothing_after_an_edit_is_reused() {
     let text = text(40);
     let mut engine = engine("k3-tiny-a", &["context.snapshots=3"]);

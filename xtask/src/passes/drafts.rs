@@ -1,8 +1,6 @@
 //! What guesses gain where they are right, and cost where they are wrong.
 
-use std::cell::Cell;
 use std::ops::ControlFlow;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +18,7 @@ use k3_pipeline::store::throttled::ThrottledReader;
 use k3_pipeline::units::TokenId;
 use serde::Serialize;
 
+use super::guesser::{ALWAYS, Guesser, NEVER};
 use super::{Args, Goal, Model, streamed};
 
 /// Guesses per pass; the decided token goes with them.
@@ -86,30 +85,6 @@ impl Drafts {
     }
 }
 
-/// Guesses from a text that is known, rightly or always wrongly.
-struct Oracle {
-    text: Vec<TokenId>,
-    is_right: bool,
-    vocab: usize,
-    /// Passes that had guesses.
-    passes: Rc<Cell<usize>>,
-}
-
-impl Drafter for Oracle {
-    fn draft(&mut self, tokens: &[TokenId], max: usize, out: &mut Vec<TokenId>) {
-        let wrong = u32::from(!self.is_right);
-        let vocab = u32::try_from(self.vocab).unwrap_or(u32::MAX);
-        let guesses = self.text.iter().skip(tokens.len()).take(max);
-        out.extend(guesses.map(|id| TokenId((id.0 + wrong) % vocab)));
-    }
-
-    fn accepted(&mut self, drafted: usize, _: usize) {
-        if drafted > 0 {
-            self.passes.set(self.passes.get() + 1);
-        }
-    }
-}
-
 /// Tokens, and what decoding them took.
 struct Decoded {
     ids: Vec<TokenId>,
@@ -123,15 +98,12 @@ pub(super) fn measure(model: &Model, args: &Args) -> anyhow::Result<Drafts> {
     let (prompt, tokens) = (model.ids(PROMPT), usize::from(args.tokens));
     let vocab = model.config.vocab;
     let plain = decode(&mut engine, &prompt, tokens, None)?;
-    let passes_with_guesses = Rc::new(Cell::new(0));
-    let oracle = |is_right| {
-        let text = [&prompt[..], &plain.ids].concat();
-        Oracle { text, is_right, vocab, passes: Rc::clone(&passes_with_guesses) }
-    };
-    let right = decode(&mut engine, &prompt, tokens, Some(Box::new(oracle(true))))?;
-    let wrong = decode(&mut engine, &prompt, tokens, Some(Box::new(oracle(false))))?;
-    passes_with_guesses.set(0);
-    let gated = decode(&mut engine, &prompt, tokens, Some(Box::new(Gated::new(oracle(false)))))?;
+    let guesser = |right| Guesser::new([&prompt[..], &plain.ids].concat(), vocab, right);
+    let right = decode(&mut engine, &prompt, tokens, Some(Box::new(guesser(ALWAYS))))?;
+    let wrong = decode(&mut engine, &prompt, tokens, Some(Box::new(guesser(NEVER))))?;
+    let always_wrong = guesser(NEVER);
+    let passes_with_guesses = always_wrong.passes();
+    let gated = decode(&mut engine, &prompt, tokens, Some(Box::new(Gated::new(always_wrong))))?;
     if [&right, &wrong, &gated].iter().any(|other| other.ids != plain.ids) {
         bail!("guesses changed the text");
     }

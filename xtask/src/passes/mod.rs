@@ -1,13 +1,16 @@
 //! `cargo xtask passes`: what a pass of many tokens costs beside one of a single token. Prompts, drafts and
-//! memory, on a wide model whose trunk comes through a reader with the speed of a given disk.
+//! memory, on a wide model whose trunk comes through a reader with the speed of a given disk; and that
+//! however a text is cut into passes, its logits have the same bits.
 
+mod bits;
 mod drafts;
+mod guesser;
 mod memory;
 mod prefill;
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use k3_pipeline::machine::Machine;
 use k3_pipeline::model::config::ModelConfig;
 use k3_pipeline::model::tensors::ModelTensors;
@@ -26,8 +29,10 @@ Examples:
   cargo xtask synth && cargo xtask passes --disk 1GB/s
   cargo xtask passes --model golden/models/k3-tiny-a --disk 20MB/s --prompt 64 --only drafts
   cargo xtask passes --json --only prefill
+  cargo xtask passes --only bits
 
-Each figure stands beside its goal. Without --model, the model of `cargo xtask synth`.")]
+Each figure stands beside its goal. Without --model, the model of `cargo xtask synth`.
+Exit codes: 0 measured; 1 could not run; 2 usage; 3 bits differ.")]
 pub(crate) struct Args {
     /// The model to measure with.
     #[arg(long, value_name = "DIR")]
@@ -52,6 +57,8 @@ pub(crate) struct Args {
 /// A part of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
+    /// One text in every way: chunks, guesses, batches, sessions, readers; unthrottled.
+    Bits,
     /// Bytes and time of a prompt.
     Prefill,
     /// What guesses gain and cost.
@@ -68,7 +75,18 @@ struct Report {
     prefill: Option<prefill::Prefill>,
     drafts: Option<drafts::Drafts>,
     memory: Option<Vec<memory::Peak>>,
+    bits: Option<bits::Bits>,
     goals: Vec<Goal>,
+}
+
+impl Report {
+    fn print(&self) {
+        println!("model {}, disk {} bytes per second", self.model, self.disk_bytes_per_second);
+        self.bits.iter().for_each(|found| println!("{}", found.text()));
+        self.prefill.iter().for_each(|found| println!("{}", found.text()));
+        self.drafts.iter().for_each(|found| println!("{}", found.text()));
+        self.goals.iter().for_each(|goal| println!("{}", goal.text()));
+    }
 }
 
 /// A figure and what it should be.
@@ -171,6 +189,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         disk_bytes_per_second: args.disk.0.0,
         ..Report::default()
     };
+    if wants(Part::Bits) {
+        let found = bits::measure(&model)?;
+        report.goals.push(found.goal());
+        report.bits = Some(found);
+    }
     if wants(Part::Drafts) {
         let found = drafts::measure(&model, args)?;
         report.goals.extend(found.goals());
@@ -191,11 +214,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
-        return Ok(());
+    } else {
+        report.print();
     }
-    println!("model {}, disk {} bytes per second", report.model, report.disk_bytes_per_second);
-    report.prefill.iter().for_each(|found| println!("{}", found.text()));
-    report.drafts.iter().for_each(|found| println!("{}", found.text()));
-    report.goals.iter().for_each(|goal| println!("{}", goal.text()));
-    Ok(())
+    match report.bits.as_ref().map(bits::Bits::different) {
+        Some(different) if !different.is_empty() => {
+            Err(Failure::Verification(anyhow!("other bits: {}", different.join("; "))))
+        }
+        _ => Ok(()),
+    }
 }

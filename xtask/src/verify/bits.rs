@@ -113,7 +113,7 @@ fn difference(found: &[f32], want: &[f32], vocab: usize) -> Option<String> {
 }
 
 /// A short name for the bits of `logits`.
-pub(super) fn digest(logits: &[f32]) -> String {
+pub(crate) fn digest(logits: &[f32]) -> String {
     let bytes: Vec<u8> = logits.iter().flat_map(|v| v.to_le_bytes()).collect();
     k3_golden::sha256_hex(&bytes)[..16].to_owned()
 }

@@ -20,6 +20,7 @@ use anyhow::{Context, bail};
 use k3_golden::Golden;
 
 use crate::Failure;
+pub(crate) use bits::digest;
 use report::Report;
 
 /// Arguments of `cargo xtask verify`.
