@@ -91,16 +91,16 @@ impl Session {
 
     /// Keeps as much of the session as can serve for `text`, and gives its length, less than that of
     /// `text`: everything, where `text` goes on after it; else up to the last mark whose tokens are the
-    /// beginning of `text`. Nothing that came after a difference is ever kept.
+    /// beginning of `text`. Nothing that came after a difference is ever kept, and no draft.
     pub fn reuse(&mut self, text: &[TokenId]) -> usize {
         let common = self.tokens().iter().zip(text).take_while(|(a, b)| a == b).count();
         // The last token must be read: what follows it is asked for.
         let limit = common.min(text.len().saturating_sub(1));
-        let is_whole = !self.state.is_damaged() && self.state.draft() == 0;
-        if !is_whole || self.len() > limit {
+        self.state.reject_draft();
+        if self.state.is_damaged() || self.len() > limit {
             self.state.go_back(limit);
-            self.tokens.truncate(self.state.len());
         }
+        self.tokens.truncate(self.state.len());
         self.len()
     }
 

@@ -132,7 +132,7 @@ impl Heads<'_> {
             Tiles::chunks(history, history_len(c)),
             Tiles::strips(o, width, d),
         );
-        walk.tools.parts(parts, |scratch, head, (mut recurrent, mut history, mut o)| {
+        walk.tools.long_parts(walk.cancel, parts, |scratch, head, (mut recurrent, mut history, mut o)| {
             let emit = |t: usize, value: &[f32]| {
                 let gate = &gate[t * width + head * d..][..d];
                 kernels.rmsnorm_gated(value, self.out_norm, self.eps, gate, o.row(t));
@@ -150,8 +150,7 @@ impl Heads<'_> {
                     run_head(kernels, c, which, raw, (recurrent_copy, history_copy), rest, emit);
                 }
             }
-        })?;
-        Ok(())
+        })
     }
 }
 

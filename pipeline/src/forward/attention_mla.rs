@@ -118,6 +118,7 @@ fn attend(
     let head_rows = c.nope_dim + c.v_dim;
     let (query_width, value_width) = (c.heads * c.query_width(), c.heads * c.v_dim);
     let kv_b = wanted(MatrixKind::MlaKvB, layer, c.heads * head_rows);
+    let cancel = walk.cancel;
     walk.each_block(kv_b, |block, tools| {
         let kernels = tools.kernels;
         let heads = block.id.rows.start / head_rows..block.id.rows.end / head_rows;
@@ -138,7 +139,7 @@ fn attend(
             let o = &mut o[columns.start * value_width..columns.end * value_width];
             let cols = heads.start * c.v_dim..heads.end * c.v_dim;
             let tiles = Tiles::new(o, value_width, cols, MLA_TOKEN_GROUP, MLA_HEAD_GROUP * c.v_dim);
-            tools.parts(tiles, |scratch, _, tile| {
+            tools.long_parts(cancel, tiles, |scratch, _, tile| {
                 if !group.attend(tile, scratch) {
                     finite.store(false, Ordering::Relaxed);
                 }

@@ -48,6 +48,23 @@ impl Tools<'_> {
         Ok(self.team.parts(self.scratch, cut, |scratch, i, part| job(scratch, i, part))?)
     }
 
+    /// [`Tools::parts`] for parts that take long: once somebody asked for the end of the pass, those that are
+    /// left are left out and the pass ends.
+    pub(crate) fn long_parts<C: Cut>(
+        &mut self,
+        cancel: &AtomicBool,
+        cut: C,
+        job: impl Fn(&mut [f32], usize, C::Part) + Sync,
+    ) -> Result<(), RunError> {
+        let left_out = AtomicBool::new(false);
+        self.parts(cut, |scratch, i, part| match cancel.load(Ordering::Relaxed) {
+            true => left_out.store(true, Ordering::Relaxed),
+            false => job(scratch, i, part),
+        })?;
+        // Not the wish itself: it may have been taken back meanwhile.
+        if left_out.into_inner() { Err(RunError::Cancelled) } else { Ok(()) }
+    }
+
     /// [`Team::rows`] for a product; false when an output is not finite.
     pub(crate) fn rows(
         &mut self,
@@ -165,7 +182,30 @@ fn bad_row(kernels: Kernels, matrix: Matrix<'_>) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
+    use crate::team::Tiles;
+
+    #[test]
+    fn long_work_ends_at_its_next_part() {
+        let (cancel, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let mut team = Team::new(1, false).unwrap();
+        let mut scratch = PerWorker::new(1, Vec::new);
+        let mut tools = Tools { kernels: Kernels::detect(), team: &mut team, scratch: &mut scratch };
+        let mut run = |ask_at: usize| {
+            cancel.store(false, Ordering::Relaxed);
+            done.store(0, Ordering::Relaxed);
+            let mut values = [0.0; 9];
+            let ended = tools.long_parts(&cancel, Tiles::chunks(&mut values, 1), |_, i, _| {
+                done.fetch_add(1, Ordering::Relaxed);
+                cancel.store(i >= ask_at, Ordering::Relaxed);
+            });
+            (ended.is_ok(), done.load(Ordering::Relaxed))
+        };
+        assert_eq!(run(9), (true, 9));
+        assert_eq!(run(3), (false, 4));
+    }
 
     #[test]
     fn finiteness_is_seen_in_every_place() {
