@@ -25,6 +25,7 @@ pub mod state;
 pub mod stats;
 pub mod store;
 pub mod team;
+pub mod temporary;
 pub mod tokenizer;
 pub mod units;
 pub mod workspace;

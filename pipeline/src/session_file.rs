@@ -30,6 +30,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::model::tensors::Fingerprint;
 use crate::sample::RandomState;
 use crate::session::Session;
+use crate::temporary;
 use crate::units::TokenId;
 
 const MAGIC: &[u8; 8] = b"K3SESSN\n";
@@ -192,9 +193,8 @@ fn write(path: &Path, content: &Content<'_>, meta: &SessionMeta) -> io::Result<(
     if meta.notes.len() as u64 > NOTES_BYTES_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "notes too large"));
     }
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let temporary = tempfile::Builder::new().prefix(".k3-session-").tempfile_in(dir)?;
-    let mut out = Hashing { inner: BufWriter::new(temporary), hash: Xxh3::new() };
+    let (file, temporary) = temporary::beside(path, 0o600)?;
+    let mut out = Hashing { inner: BufWriter::new(file), hash: Xxh3::new() };
     out.inner.write_all(&header_bytes(content, meta))?;
     let mut bytes = Vec::with_capacity(4 * CHUNK);
     for chunk in content.tokens.chunks(CHUNK) {
@@ -208,11 +208,10 @@ fn write(path: &Path, content: &Content<'_>, meta: &SessionMeta) -> io::Result<(
     out.write_all(&meta.notes)?;
     let checksum = out.hash.digest128();
     out.inner.write_all(&checksum.to_le_bytes())?;
-    let temporary = out.inner.into_inner().map_err(io::IntoInnerError::into_error)?;
-    temporary.as_file().sync_all()?;
+    out.inner.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
     temporary.persist(path).map_err(|error| error.error)?;
     // The rename itself must survive a crash too.
-    File::open(dir)?.sync_all()
+    File::open(temporary::directory_of(path))?.sync_all()
 }
 
 struct Hashing<W> {

@@ -10,6 +10,7 @@ pub mod files;
 mod gather;
 mod open;
 pub mod pack;
+mod pack_partial;
 mod pack_write;
 mod pread;
 mod queue;

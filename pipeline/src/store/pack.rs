@@ -47,10 +47,12 @@ pub enum PackError {
         detail: String,
     },
     /// What lies where the pack is to be written is something else: it is left as it is.
-    #[error("{} exists and is no pack; name another file, or remove it first", path.display())]
+    #[error("{} exists and is {what}; name another file, or remove it first", path.display())]
     WouldReplace {
         /// The file.
         path: PathBuf,
+        /// What it is not.
+        what: &'static str,
     },
     /// The pack was made from another checkpoint or with another block size.
     #[error("{} was made for another {what}: expected {expected}, found {got}; make it again with k3 pack", path.display())]
@@ -95,6 +97,20 @@ pub enum PackError {
         path: PathBuf,
         /// The system's answer.
         source: io::Error,
+    },
+    /// The pack is not there, or the system refused to read it.
+    #[error("cannot open the pack {}: {source}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The path leads to a directory, a pipe or a device.
+    #[error("{}: not a regular file, expected a pack", path.display())]
+    NotARegularFile {
+        /// The path.
+        path: PathBuf,
     },
     /// The checkpoint or the pack cannot be read.
     #[error(transparent)]
@@ -247,11 +263,11 @@ pub fn open_pack(
 /// weight file.
 pub(super) fn keep_what_is_no_pack(out: &Path) -> Result<(), PackError> {
     let Ok(meta) = std::fs::metadata(out) else { return Ok(()) };
-    let replaced = || PackError::WouldReplace { path: out.to_owned() };
+    let replaced = || PackError::WouldReplace { path: out.to_owned(), what: "no pack" };
     if !meta.is_file() {
         return Err(replaced());
     }
-    let open = |source| PackError::Store(StoreError::Open { path: out.to_owned(), source });
+    let open = |source| PackError::Open { path: out.to_owned(), source };
     let mut begins = [0; 6];
     let read = File::open(out).map_err(open)?.read_exact_at(&mut begins, 0);
     if read.is_err() || begins != MAGIC[..6] { Err(replaced()) } else { Ok(()) }
@@ -275,10 +291,10 @@ pub fn pack_sizes(
 /// The manifest, where it lies, and the length of the file.
 fn read_manifest(path: &Path) -> Result<(Manifest, u64, u64), PackError> {
     let not = |detail: String| PackError::NotAPack { path: path.to_owned(), detail };
-    let open = |source| PackError::Store(StoreError::Open { path: path.to_owned(), source });
+    let open = |source| PackError::Open { path: path.to_owned(), source };
     let meta = std::fs::metadata(path).map_err(open)?;
     if !meta.is_file() {
-        return Err(PackError::Store(StoreError::NotARegularFile { path: path.to_owned() }));
+        return Err(PackError::NotARegularFile { path: path.to_owned() });
     }
     let file = File::open(path).map_err(open)?;
     let mut page = [0; 40];

@@ -68,12 +68,14 @@ fn a_run_that_was_cut_off_anywhere_goes_on_to_the_same_pack() {
     pack(&f, &out).unwrap();
     std::fs::rename(&out, &partial).unwrap();
     let text = journal_of(&f);
-    for cut in (0..text.len()).step_by(37).chain([text.len()]) {
+    // The journal's first line is on the disk before there is anything to journal.
+    let first = text.iter().position(|&b| b == b'\n').unwrap() + 1;
+    for cut in (first..text.len()).step_by(37).chain([text.len()]) {
         std::fs::write(&journal, &text[..cut]).unwrap();
         std::fs::write(&partial, &whole).unwrap();
         let summary = pack(&f, &out).unwrap();
         let lines = text[..cut].iter().filter(|&&b| b == b'\n').count();
-        assert_eq!(summary.resumed, lines.saturating_sub(1), "cut at {cut}");
+        assert_eq!(summary.resumed, lines - 1, "cut at {cut}");
         assert!(std::fs::read(&out).unwrap() == whole, "cut at {cut}");
         assert!(!journal.exists() && !partial.exists());
     }
@@ -84,7 +86,45 @@ fn a_run_that_was_cut_off_anywhere_goes_on_to_the_same_pack() {
     assert!(std::fs::read(&out).unwrap() == whole);
 }
 
-/// What the journal of a whole run holds, made from the manifest.
+#[test]
+fn a_partial_file_that_no_run_left_is_kept() {
+    let f = Fixture::new(true);
+    let out = packed(&f);
+    std::fs::remove_file(&out).unwrap();
+    let (partial, journal) =
+        (f.dir.path().join("trunk.k3pack.partial"), f.dir.path().join("trunk.k3pack.journal"));
+    let kept = |named: &Path| match pack(&f, &out) {
+        Err(PackError::WouldReplace { path, .. }) => assert_eq!(path, named),
+        other => panic!("{other:?}"),
+    };
+    std::fs::write(&partial, "mine").unwrap();
+    kept(&partial);
+    assert!(!journal.exists());
+    std::fs::write(&journal, "").unwrap();
+    kept(&partial);
+    assert_eq!(std::fs::read(&partial).unwrap(), b"mine");
+    std::fs::remove_file(&partial).unwrap();
+    for other in ["my diary\n", "{\"fingerprint\""] {
+        std::fs::write(&journal, other).unwrap();
+        kept(&journal);
+        assert!(!partial.exists() && std::fs::read_to_string(&journal).unwrap() == other);
+    }
+    std::fs::remove_file(&journal).unwrap();
+    for named in [&partial, &journal] {
+        assert!(std::process::Command::new("mkfifo").arg(named).status().unwrap().success());
+        kept(named);
+        std::fs::remove_file(named).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", named).unwrap();
+        kept(named);
+        std::fs::remove_file(named).unwrap();
+    }
+    // What a run leaves that was killed before its first line.
+    std::fs::write(&journal, "").unwrap();
+    std::fs::write(&partial, "").unwrap();
+    assert_eq!(pack(&f, &out).unwrap().resumed, 0);
+    assert!(out.exists() && !partial.exists() && !journal.exists());
+}
+
 #[test]
 fn a_file_that_is_no_pack_is_not_overwritten() {
     let f = Fixture::new(true);
@@ -99,6 +139,7 @@ fn a_file_that_is_no_pack_is_not_overwritten() {
     pack(&f, &out).unwrap();
 }
 
+/// What the journal of a whole run holds, made from the manifest.
 fn journal_of(f: &Fixture) -> Vec<u8> {
     let pack = std::fs::read(f.dir.path().join("trunk.k3pack")).unwrap();
     let at = u64::from_le_bytes(pack[8..16].try_into().unwrap()) as usize;
@@ -174,7 +215,8 @@ fn packs_that_are_foreign_cut_off_or_altered_are_refused() {
         std::fs::write(&out, &bytes).unwrap();
         assert!(matches!(verify(&f, &out), Err(PackError::NotAPack { .. })), "byte {at}");
     }
-    assert!(matches!(verify(&f, &f.dir.path().join("none")), Err(PackError::Store(StoreError::Open { .. }))));
+    assert!(matches!(verify(&f, &f.dir.path().join("none")), Err(PackError::Open { .. })));
+    assert!(matches!(verify(&f, f.dir.path()), Err(PackError::NotARegularFile { .. })));
 }
 
 /// An altered manifest with checksums that fit: the blocks themselves must give it away.

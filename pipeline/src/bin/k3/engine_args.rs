@@ -23,9 +23,9 @@ use crate::output;
 use crate::preset_args::{PresetArgs, ShardArgs, measured_shape};
 use crate::progress::Bar;
 
-/// Which model to run, and how.
+/// Which model, and the preset to plan it with.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct EngineArgs {
+pub(crate) struct PlanArgs {
     #[command(flatten)]
     preset: PresetArgs,
     /// Model directory: config.json, weight files, tokenizer. Without it, the preset's own.
@@ -33,6 +33,13 @@ pub(crate) struct EngineArgs {
     model: Option<PathBuf>,
     #[command(flatten)]
     shards: ShardArgs,
+}
+
+/// Which model to run, and how.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct EngineArgs {
+    #[command(flatten)]
+    what: PlanArgs,
     /// Read no faster than this, as from another disk; reads then run on threads.
     #[arg(long, value_name = "RATE", help_heading = "Reading")]
     throttle: Option<Rate>,
@@ -55,20 +62,9 @@ pub(crate) struct Planned {
     store: StoreOptions,
 }
 
-impl EngineArgs {
-    /// Reads preset and model and makes the plan.
-    pub(crate) fn plan(&self) -> Result<Planned, Failure> {
-        self.plan_with(&[])
-    }
-
-    /// The same with more changes of the preset.
-    pub(crate) fn plan_with(&self, changes: &[String]) -> Result<Planned, Failure> {
-        let mut preset = self.preset.load()?;
-        preset.apply(changes).map_err(Failure::refused)?;
-        self.plan_for(&preset)
-    }
-
-    /// The same with the weights of the checkpoint alone, whatever pack the preset names.
+impl PlanArgs {
+    /// Reads preset and model and makes the plan with the weights of the checkpoint alone, whatever pack
+    /// the preset names.
     pub(crate) fn plan_unpacked(&self) -> Result<Planned, Failure> {
         let mut preset = self.preset.load()?;
         preset.trunk.pack = None;
@@ -84,10 +80,30 @@ impl EngineArgs {
         let machine = Machine::detect().map_err(Failure::run)?;
         let shape = measured_shape(preset, &config, &tensors)?;
         let plan = plan(preset, &config, &shape, &machine).map_err(Failure::refused)?;
+        Ok(Planned { dir, config, tensors, plan, store: StoreOptions::default() })
+    }
+}
+
+impl EngineArgs {
+    /// Reads preset and model and makes the plan.
+    pub(crate) fn plan(&self) -> Result<Planned, Failure> {
+        self.plan_with(&[])
+    }
+
+    /// The same with more changes of the preset.
+    pub(crate) fn plan_with(&self, changes: &[String]) -> Result<Planned, Failure> {
+        let mut preset = self.what.preset.load()?;
+        preset.apply(changes).map_err(Failure::refused)?;
+        let planned = self.what.plan_for(&preset)?;
         if let Some(trace) = &self.trace {
             check_trace(trace)?;
         }
-        Ok(Planned { dir, config, tensors, plan, store: self.store() })
+        Ok(Planned { store: self.store(), ..planned })
+    }
+
+    /// The file for the trace.
+    pub(crate) fn trace(&self) -> Option<&Path> {
+        self.trace.as_deref()
     }
 
     fn store(&self) -> StoreOptions {

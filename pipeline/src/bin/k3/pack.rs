@@ -8,10 +8,10 @@ use k3_pipeline::store::pack::PackError;
 use k3_pipeline::store::{PackOptions, PackSummary, pack_trunk, verify_pack};
 use serde::Serialize;
 
-use crate::engine_args::EngineArgs;
+use crate::engine_args::PlanArgs;
 use crate::failure::{Failure, Outcome};
-use crate::output;
 use crate::progress::Bar;
+use crate::{interrupt, output};
 
 /// Arguments of `k3 pack`.
 #[derive(Clone, Debug, clap::Args)]
@@ -21,11 +21,13 @@ Examples:
   k3 pack --preset laptop --model ~/Kimi-K3 --out ~/trunk.k3pack --verify
   k3 generate --preset laptop --model ~/Kimi-K3 --set trunk.pack=trunk.k3pack 'Hello'
 
-The pack is lossless: the output has the same bits. --verify ends with exit code 3 where a block is damaged.")]
+The pack is lossless: the output has the same bits. Until it is whole it is OUT.partial, beside
+OUT.journal: the same command goes on where an interrupted one was. --verify ends with exit code
+3 where the pack is damaged or belongs to other weights.")]
 pub(crate) struct Args {
     /// The block size is that of the preset: pack with the preset that will use the pack.
     #[command(flatten)]
-    engine: EngineArgs,
+    what: PlanArgs,
     /// The pack to write. A run that was interrupted goes on where it was.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -39,24 +41,26 @@ pub(crate) struct Args {
 
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Outcome {
-    let planned = args.engine.plan_unpacked()?;
+    if !args.verify {
+        drop(output::place("--out", &args.out)?);
+    }
+    let planned = args.what.plan_unpacked()?;
     let options =
         PackOptions { block_bytes: planned.plan.trunk.block_bytes, reader: planned.plan.reader.clone() };
     let model = (&planned.config, &planned.tensors);
     let what = if args.verify { "verifying" } else { "packing" };
+    interrupt::end_at_once()?;
     let bar = Bar::bytes(what);
     let mut progress = |done: u64, total: u64| bar.show(done, total);
     if args.verify {
-        verify_pack(model, &options, &args.out, &mut progress).map_err(Failure::verification)?;
+        let verdict = verify_pack(model, &options, &args.out, &mut progress);
         drop(bar);
+        verdict.map_err(not_verified)?;
         return verified(args);
     }
     let packed = pack_trunk(model, &options, Kernels::detect(), &args.out, &mut progress);
     drop(bar);
-    let summary = packed.map_err(|e| match e {
-        PackError::WouldReplace { .. } => Failure::refused(e),
-        e => e.into(),
-    })?;
+    let summary = packed?;
     if args.json {
         return output::print_json(&summary);
     }
@@ -99,11 +103,21 @@ fn print(out: &mut impl Write, args: &Args, s: &PackSummary) -> io::Result<()> {
     Ok(())
 }
 
-/// A full disk is refused before anything is written.
+/// A pack that is not there or no file is a slip in its name; anything else is a verdict.
+fn not_verified(error: PackError) -> Failure {
+    match error {
+        PackError::Open { .. } | PackError::NotARegularFile { .. } => {
+            Failure::refused(error).hint("--out names the pack to verify")
+        }
+        error => Failure::verification(error),
+    }
+}
+
+/// A full disk, and a place where something else lies, is refused before anything is written.
 impl From<PackError> for Failure {
     fn from(error: PackError) -> Self {
         match error {
-            PackError::NoSpace { .. } => Self::refused(error),
+            PackError::NoSpace { .. } | PackError::WouldReplace { .. } => Self::refused(error),
             _ => Self::run(error),
         }
     }
