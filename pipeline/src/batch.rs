@@ -87,7 +87,7 @@ impl Batch {
         // The last token is decided, not fed.
         if max_tokens > session.room() - prompt.len() + 1 {
             let (have, context) = (prompt.len(), session.room());
-            return Err(RunError::ContextFull { have, more: max_tokens, context });
+            return Err(RunError::ContextFull { have, more: max_tokens - 1, context });
         }
         let session = self.free.remove(at);
         let stage = Stage::Reading(0);

@@ -3,7 +3,7 @@
 mod listener;
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -90,10 +90,16 @@ pub enum ConversationError {
     /// The session was not saved or resumed.
     #[error(transparent)]
     File(#[from] SessionFileError),
-    /// Notes of another program.
-    #[error("the session was not saved by a chat: {source}")]
+    /// A session that is no conversation's.
+    #[error("{}: not the session of a conversation", path.display())]
     Notes {
-        /// The JSON reader's reason.
+        /// The file.
+        path: PathBuf,
+    },
+    /// Notes that are no JSON.
+    #[error("the conversation cannot be noted: {source}")]
+    Unnoted {
+        /// The JSON writer's reason.
         source: serde_json::Error,
     },
 }
@@ -110,7 +116,15 @@ pub trait Watch: Tap {
     fn begin(&mut self, tokens: usize);
 }
 
-/// How an answer is made.
+/// Who answers: the engine that runs the passes, the generator that chooses tokens.
+pub struct Speaker<'a> {
+    /// Runs the passes.
+    pub engine: &'a mut Engine,
+    /// Chooses the tokens.
+    pub generator: &'a mut Generator,
+}
+
+/// How an answer is made, and who hears it.
 pub struct AnswerOptions<'a> {
     /// Most tokens.
     pub max_tokens: usize,
@@ -118,6 +132,8 @@ pub struct AnswerOptions<'a> {
     pub stop: StopMatcher,
     /// Looks at the passes that read the prompt.
     pub watch: Option<&'a mut dyn Watch>,
+    /// Told the answer as it comes.
+    pub hear: &'a mut dyn FnMut(Heard<'_>),
 }
 
 /// What a saved conversation needs beside its session.
@@ -248,14 +264,12 @@ impl<'t> Conversation<'t> {
     /// A text that does not fit, or a failed pass; the conversation is then as it was before.
     pub fn say(
         &mut self,
-        engine: &mut Engine,
-        generator: &mut Generator,
+        speaker: Speaker<'_>,
         what: &str,
         options: AnswerOptions<'_>,
-        hear: &mut dyn FnMut(Heard<'_>),
     ) -> Result<Answer, ConversationError> {
         let before = self.text.len();
-        let answer = self.turn(engine, generator, what, options, hear);
+        let answer = self.turn(speaker, what, options);
         match &answer {
             Ok(answer) => {
                 self.turns.push(before);
@@ -308,12 +322,11 @@ impl<'t> Conversation<'t> {
 
     fn turn(
         &mut self,
-        engine: &mut Engine,
-        generator: &mut Generator,
+        Speaker { engine, generator }: Speaker<'_>,
         what: &str,
         options: AnswerOptions<'_>,
-        hear: &mut dyn FnMut(Heard<'_>),
     ) -> Result<Answer, ConversationError> {
+        let AnswerOptions { max_tokens, stop, watch, hear } = options;
         let before = self.text.len();
         self.text.extend(self.encode(what)?);
         if self.text.is_empty() {
@@ -326,18 +339,18 @@ impl<'t> Conversation<'t> {
         let unread = &self.text[self.session.len()..];
         let prompt_tokens = unread.len();
         generator.sampler_mut().begin(&self.text)?;
-        let tap = options.watch.map(|watch| {
+        let tap = watch.map(|watch| {
             watch.begin(prompt_tokens);
             watch as &mut dyn Tap
         });
         let how = Prefill { tap, ..Prefill::default() };
         let logits = self.session.prefill(engine, unread, how)?;
-        let most = options.max_tokens.min(self.session.room() + 1);
+        let most = max_tokens.min(self.session.room() + 1);
         let ear = match self.format {
             Some(format) => Ear::Chat(format.stream(self.options.thinking)),
             None => Ear::Plain(self.tokenizer, StreamDecoder::new()),
         };
-        let mut listener = Listener::new(ear, options.stop, most);
+        let mut listener = Listener::new(ear, stop, most);
         let first = generator.first(logits.last().unwrap_or_default())?;
         let id = first.id;
         let mut flow = listener.take(first, hear)?.map_break(|()| id).map_continue(|()| id);
@@ -377,7 +390,7 @@ impl<'t> Conversation<'t> {
             model: model.to_owned(),
             prompt_tokens: self.session.len(),
             random: generator.sampler().random_state(),
-            notes: serde_json::to_vec(&notes).map_err(|source| ConversationError::Notes { source })?,
+            notes: serde_json::to_vec(&notes).map_err(|source| ConversationError::Unnoted { source })?,
         };
         Ok(session_file::save(path, &self.session, &meta)?)
     }
@@ -394,8 +407,8 @@ impl<'t> Conversation<'t> {
         generator: &mut Generator,
     ) -> Result<(), ConversationError> {
         let meta = session_file::resume(path, &mut self.session, fingerprint)?;
-        let notes: Notes =
-            serde_json::from_slice(&meta.notes).map_err(|source| ConversationError::Notes { source })?;
+        let notes: Notes = serde_json::from_slice(&meta.notes)
+            .map_err(|_| ConversationError::Notes { path: path.to_owned() })?;
         generator.sampler_mut().set_random_state(meta.random);
         self.text = notes.text;
         self.options = notes.options;

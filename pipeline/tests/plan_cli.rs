@@ -46,7 +46,8 @@ fn the_ledger_of_the_release_from_its_dimensions_alone() {
         let line = text.lines().find(|l| l.trim_start().starts_with(name)).unwrap();
         assert!(line.contains(bytes), "{line}");
     }
-    assert!(text.contains("predicted: at most"), "{text}");
+    let says = "predicted from bytes and rates alone: ";
+    assert!(text.contains(says) && text.contains("memory unknown: give --memory-rate"), "{text}");
 }
 
 #[test]
@@ -100,8 +101,18 @@ fn comparison_and_memory_map() {
     let svg = std::fs::read_to_string(dir.path().join("map.svg")).unwrap();
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     assert!(svg.contains("laptop: ") && svg.contains("server: "));
+    let predicted = |more: &[&'static str]| {
+        let base = ["plan", "--compare", "laptop,server", "--config", DIMENSIONS, "--disk", "4.6GB/s"];
+        stdout(&k3(dir.path(), &[&base[..], more].concat()))
+    };
+    let alone = predicted(&[]);
+    assert!(alone.contains("predicted, disk alone") && !alone.contains("memory time"), "{alone}");
+    let both = predicted(&["--memory-rate", "1GB/s"]);
+    let row = |name: &str| both.lines().find(|line| line.starts_with(name)).unwrap()[26..].to_owned();
+    assert_eq!(row("predicted, the longer"), row("  memory time per token"));
+    assert_ne!(row("predicted, the longer"), row("  disk time per token"));
     let unwritable = k3(dir.path(), &["plan", "--preset", "demo", "--svg", "no/such/dir/map.svg"]);
-    assert_eq!(unwritable.status.code(), Some(1));
+    assert_eq!(unwritable.status.code(), Some(2));
 }
 
 #[test]
@@ -121,6 +132,9 @@ fn new_presets_are_whole_files_and_never_replace_one_by_accident() {
     let wrong = k3(dir.path(), &["preset", "check", "./mine.toml"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(String::from_utf8(wrong.stderr).unwrap().contains("mine.toml:3:1: unknown key"));
+    let json = stdout(&k3(dir.path(), &new(&["--force", "--json"])));
+    let written: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&written["file"], &written["from"]), (&"mine.toml".into(), &"laptop".into()), "{written}");
     for name in ["laptop", "../x", "", "a b"] {
         refusal(dir.path(), &["preset", "new", name, "--memory", "16GB"]);
     }

@@ -35,7 +35,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Project tasks", arg_required_else_help = true)]
+#[command(name = "cargo xtask", about = "Project tasks", arg_required_else_help = true, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     task: Task,
@@ -134,10 +134,26 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
     use clap::error::ErrorKind;
 
     use super::*;
     use crate::texts::{How, lines, lines_of};
+
+    /// Narrower than help is set, so that no line is broken in the middle.
+    const HELP_COLUMNS_MAX: usize = 98;
+
+    #[test]
+    fn no_line_of_help_is_broken() {
+        let root = Cli::command();
+        for task in root.get_subcommands() {
+            let help = task.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines() {
+                let columns = line.chars().count();
+                assert!(columns <= HELP_COLUMNS_MAX, "{}: {columns}: {line}", task.get_name());
+            }
+        }
+    }
 
     #[test]
     fn command_lines_of_the_documents() {

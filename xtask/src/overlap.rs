@@ -27,12 +27,13 @@ const PRESET: &str = "auto";
 Examples:
   cargo xtask overlap
   cargo xtask overlap --model ~/Kimi-K3 --speeds 1GB/s,2GB/s --repeats 1
-  cargo xtask overlap --direct off --json     from the page cache, where the disk itself is too slow
+  cargo xtask overlap --direct off --json   from the page cache, where the disk is too slow
 
-For 0, half and all of the layers in memory it runs without a limit first, which gives the computation alone:
-the time of a token less its waits for the disk. Then it runs behind limits, and compares the time of a token
-with the longer of that and of bytes read over speed. Without --speeds the limits are 0.5, 1, 2 and 4 times
-the speed at which both are equal. A limit above what `k3 doctor` measures counts as what it measures.
+For 0, half and all of the layers in memory it runs without a limit first, which gives the
+computation alone: the time of a token less its waits for the disk. Then it runs behind limits,
+and compares the time of a token with the longer of that and of bytes read over speed. Without
+--speeds the limits are 0.5, 1, 2 and 4 times the speed at which both are equal. A limit above
+what `k3 doctor` measures counts as what it measures.
 Exit codes: 0 done; 1 failed; 3 two runs gave different tokens or logits.")]
 pub(crate) struct Args {
     /// Model directory. Without it, the model of `cargo xtask synth`, made where it is not there.

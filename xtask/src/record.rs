@@ -17,7 +17,8 @@ Examples:
   cargo xtask record
   cargo xtask record --k3 target/debug/k3
 
-Run it again when the demo model or what a command prints has changed. Times in it are this machine's.")]
+Run it again when the demo model or what a command prints has changed. Times in it are this
+machine's.")]
 pub struct Args {
     /// Record this binary instead of the release build.
     #[arg(long, value_name = "FILE")]

@@ -21,10 +21,11 @@ Examples:
   cargo xtask rehearse --preset pocket --disk 3.2GB/s  as on a slower disk
   cargo xtask rehearse --preset pocket --model DIR     a real checkpoint instead
 
-The checkpoint is made once, in sparse files: 1.56 TB to look at, a few GB of disk. Router, norms and
-whatever else steers the computation is real, every matrix has real rows in every part, the rest is
-zeros, which cost the same time to compute. Reading holes costs no disk time: --disk stands for one.
-The cap is a memory cgroup and needs root. Results go to stdout, the rest to stderr.")]
+The checkpoint is made once, in sparse files: 1.56 TB to look at, a few GB of disk. Router, norms
+and whatever else steers the computation is real, every matrix has real rows in every part, the
+rest is zeros, which cost the same time to compute. Reading holes costs no disk time: --disk
+stands for one. The cap is a memory cgroup and needs root.
+Results go to stdout, the rest to stderr.")]
 pub(crate) struct Args {
     /// A built-in preset, or the path of a preset file.
     #[arg(long, default_value = "pocket", value_name = "NAME|FILE")]

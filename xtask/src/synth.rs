@@ -27,9 +27,9 @@ Examples:
   cargo xtask synth --layers 2 --experts 8 --dir /tmp/k3-small
   k3 generate --preset auto --model target/synth --ids 1,2,3 --max-tokens 16
 
-The released layout and widths, 5 layers (the first dense, one with full attention), 32 experts of which a
-token takes 8, a vocabulary of 4,096, random weights: about 9 GB. Made once, used again while it is the
-same; the disk is checked first.")]
+The released layout and widths, 5 layers (the first dense, one with full attention), 32 experts
+of which a token takes 8, a vocabulary of 4,096, random weights: about 9 GB. Made once, used
+again while it is the same; the disk is checked first.")]
 pub(crate) struct Args {
     /// Where to make it, or find it. Without it, target/synth.
     #[arg(long, value_name = "DIR")]

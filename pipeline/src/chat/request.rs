@@ -55,7 +55,12 @@ fn yes() -> bool {
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "role", rename_all = "lowercase", deny_unknown_fields)]
+#[serde(
+    tag = "role",
+    rename_all = "lowercase",
+    deny_unknown_fields,
+    expecting = "a message: an object with role and content"
+)]
 pub enum Message {
     /// Instructions.
     System {

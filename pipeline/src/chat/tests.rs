@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::tests::{released, small};
+use crate::tokenizer::tests::{released, say, small};
 use crate::units::TokenId;
 
 #[derive(Deserialize)]
@@ -35,7 +35,7 @@ fn the_release_is_matched_to_the_id() {
         assert_eq!(pairs.iter().map(|(text, _)| text.as_str()).collect::<String>(), case.text);
         assert_eq!(format.encode(&case.request).unwrap(), case.ids, "{}", case.name);
     }
-    println!("chat parity: {} cases equal to the id", cases.cases.len());
+    say(&format!("chat parity: {} cases equal to the id", cases.cases.len()));
     assert!(cases.cases.len() >= 19);
 }
 

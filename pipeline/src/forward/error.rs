@@ -51,8 +51,9 @@ pub enum RunError {
     },
     /// The sequence would be longer than its context.
     #[error(
-        "{have} tokens and {more} more do not fit in a context of {context}; \
-         shorten the text or raise `context` in the preset"
+        "{have} tokens and {more} more are {} too many for a context of {context}; \
+         shorten the text or raise `context.tokens` of the preset",
+        (have + more).saturating_sub(*context)
     )]
     ContextFull {
         /// Tokens the sequence holds.

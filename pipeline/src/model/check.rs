@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use serde::Serialize;
 use thiserror::Error;
 
 use super::config::ModelConfig;
@@ -22,7 +23,8 @@ pub const FAULTS_MAX: usize = 50;
 pub const SCALE_NAN: u8 = 255;
 
 /// A weight that no product may use.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize)]
+#[serde(tag = "fault", rename_all = "snake_case")]
 pub enum WeightFault {
     /// NaN or infinity.
     #[error("{tensor}: row {row}, column {col} is {value}")]
@@ -59,7 +61,7 @@ pub struct CheckError {
 }
 
 /// What a check found.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize)]
 pub struct CheckReport {
     /// Bytes looked at.
     pub bytes: u64,

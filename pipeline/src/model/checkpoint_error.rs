@@ -121,6 +121,26 @@ pub enum CheckpointProblem {
     },
 }
 
+impl CheckpointProblem {
+    /// Whether it is about one tensor of many.
+    pub(super) fn is_of_tensor(&self) -> bool {
+        match self {
+            Self::IndexedButAbsent { .. }
+            | Self::NotIndexed { .. }
+            | Self::TwoFiles { .. }
+            | Self::Missing { .. }
+            | Self::Shape { .. }
+            | Self::Type { .. }
+            | Self::Unexpected { .. } => true,
+            Self::NoWeights { .. }
+            | Self::Index { .. }
+            | Self::File { .. }
+            | Self::ShardMissing { .. }
+            | Self::TooManyFiles { .. } => false,
+        }
+    }
+}
+
 /// What is wrong with `model.safetensors.index.json`.
 #[derive(Debug, Error)]
 pub enum IndexFault {

@@ -1,6 +1,7 @@
 //! Why a model directory was refused.
 
-use std::path::PathBuf;
+use std::mem::discriminant;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
@@ -15,7 +16,7 @@ pub enum ModelError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Its weight files: everything that is wrong with them, at once.
-    #[error("{}: {}", dir.display(), list(problems, *more))]
+    #[error("{}", list(dir, problems, *more))]
     Checkpoint {
         /// The model directory.
         dir: PathBuf,
@@ -29,17 +30,33 @@ pub enum ModelError {
 /// Problems listed in one error.
 pub const PROBLEMS_MAX: usize = 24;
 
-fn list(problems: &[CheckpointProblem], more: usize) -> String {
+/// Problems of one kind with tensors that are shown: one cause has many of them.
+const TENSORS_SHOWN_MAX: usize = 3;
+
+fn list(dir: &Path, problems: &[CheckpointProblem], more: usize) -> String {
+    let dir = dir.display().to_string();
     if let ([one], 0) = (problems, more) {
-        return one_line(one);
+        let text = one_line(one);
+        return if text.contains(&dir) { text } else { format!("{dir}: {text}") };
     }
-    let mut out = format!("{} problems in the weight files", problems.len() + more);
-    for p in problems {
+    let mut out = format!("{dir}: {} problems in the weight files", problems.len() + more);
+    let mut shown: Vec<&CheckpointProblem> = Vec::new();
+    for problem in problems {
+        let of_its_kind = shown.iter().filter(|s| discriminant(**s) == discriminant(problem)).count();
+        if !problem.is_of_tensor() || of_its_kind < TENSORS_SHOWN_MAX {
+            shown.push(problem);
+        }
+    }
+    for problem in &shown {
         out.push_str("\n  ");
-        out.push_str(&one_line(p));
+        out.push_str(&one_line(problem));
     }
+    let more = more + problems.len() - shown.len();
     if more > 0 {
         out.push_str(&format!("\n  and {more} more"));
+    }
+    if more > 0 && shown.iter().any(|problem| matches!(problem, CheckpointProblem::Shape { .. })) {
+        out.push_str("\n  the shapes do not follow from config.json: is it that of these weight files?");
     }
     out
 }

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::BUILTIN_NAMES;
+
 /// Why a preset cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PresetError {
     /// Neither a built-in nor a file.
-    #[error("there is no preset \"{name}\"; built in are {known}{}; a file is given by its path, as in ./{name}.toml", hint(.nearest))]
+    #[error("there is no preset \"{name}\"; built in are {known}{}; a file is given by its path, as in {path}", hint(.nearest))]
     Unknown {
         /// As asked for.
         name: String,
@@ -15,6 +17,8 @@ pub enum PresetError {
         nearest: Option<String>,
         /// All built-ins.
         known: String,
+        /// What the path of a file would look like: that of the file of this name, where there is one.
+        path: String,
     },
     /// The file cannot be read.
     #[error("cannot read preset {}: {source}", path.display())]
@@ -32,10 +36,35 @@ pub enum PresetError {
         /// Why.
         reason: &'static str,
     },
+    /// The text is no TOML.
+    #[error("{0}")]
+    NotToml(Problem),
     /// The text is wrong.
     #[error("{}", list(.0))]
     Invalid(Vec<Problem>),
 }
+
+impl PresetError {
+    /// What a preset is, where something else was given as one.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        let is_something_else = match self {
+            Self::NotAFile { .. } | Self::NotToml(_) => true,
+            Self::Invalid(problems) => problems.iter().any(|p| p.what.starts_with(NO_SCHEMA)),
+            Self::Unknown { .. } | Self::Read { .. } => false,
+        };
+        is_something_else.then(|| {
+            format!(
+                "a preset is a TOML text that says what stays in memory; built in are {}; \
+                 `k3 preset show laptop` prints one",
+                BUILTIN_NAMES.join(", ")
+            )
+        })
+    }
+}
+
+/// How the problem of a text without a schema begins.
+pub(super) const NO_SCHEMA: &str = "schema is missing";
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]

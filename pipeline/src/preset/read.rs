@@ -7,7 +7,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::error::{Place, PresetError, Problem};
+use super::error::{NO_SCHEMA, Place, PresetError, Problem};
 use super::keys::{KEYS, Key};
 use super::value::{Value, nearest};
 use super::{BUILTIN_NAMES, PassTokens, Preset, SCHEMA_VERSION, builtin};
@@ -32,6 +32,7 @@ impl Preset {
                     name: name_or_path.to_owned(),
                     nearest: nearest(name_or_path, BUILTIN_NAMES.into_iter()).map(str::to_owned),
                     known: BUILTIN_NAMES.join(", "),
+                    path: format!("./{name_or_path}{}", if path.exists() { "" } else { ".toml" }),
                 });
             }
         };
@@ -68,7 +69,7 @@ impl Preset {
     pub fn parse(name: &str, source: &str, text: &str) -> Result<Self, PresetError> {
         let reader = Reader { source, text };
         let table = DeTable::parse(text).map_err(|e| {
-            PresetError::Invalid(vec![reader.problem(e.span().unwrap_or(0..0), e.message().to_owned())])
+            PresetError::NotToml(reader.problem(e.span().unwrap_or(0..0), e.message().to_owned()))
         })?;
         reader.preset(name, table.get_ref())
     }
@@ -239,10 +240,7 @@ impl Reader<'_> {
     fn schema(&self, table: &DeTable<'_>, found: &mut Vec<(usize, Problem)>) {
         match table.get("schema") {
             None => {
-                found.push((
-                    0,
-                    self.problem(0..0, format!("schema is missing; write schema = {SCHEMA_VERSION}")),
-                ));
+                found.push((0, self.problem(0..0, format!("{NO_SCHEMA}; write schema = {SCHEMA_VERSION}"))));
             }
             Some(v) => {
                 let version = Value::from(v.get_ref());

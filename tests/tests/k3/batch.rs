@@ -267,9 +267,9 @@ fn the_binary_answers_each_line_and_survives_bad_ones() {
     let numbers: Vec<u64> = answers.iter().filter_map(|a| a["line"].as_u64()).collect();
     assert_eq!(numbers, [1, 2, 4, 5, 6, 7, 8, 9, 10]);
     for (at, says) in [
-        (1, "EOF"),
+        (1, "line 2, column 18: EOF"),
         (3, "token 320 is not in the vocabulary"),
-        (4, "unknown field `max_token`"),
+        (4, "line 6, column 38: unknown field `max_token`"),
         (6, "top_p is 2"),
         (7, "context of 1024"),
     ] {
@@ -324,4 +324,22 @@ fn what_cannot_run_is_refused_before_anything_is_read() {
         json!({"line": 1, "id": null, "error": "prompt needs a tokenizer, and the model has none"})
     );
     assert_eq!(answers[1]["error"], "stop needs a tokenizer, and the model has none");
+
+    let long = format!("{{\"ids\": {:?}}}", vec![7; 1030]);
+    let lines = ["[1, 2]", "\"x\"", r#"{"ids": []}"#, &long, r#"{"messages": [3]}"#];
+    let (ended, answers) = k3_batch(dir, &lines, &[]);
+    assert_eq!(ended.code, Some(1));
+    for (at, says) in [
+        (0, "line 1: expected an object with prompt, ids or messages"),
+        (1, "line 2: expected an object with prompt, ids or messages"),
+        (2, "the prompt is empty"),
+        (
+            3,
+            "the prompt is 6 tokens too long: it has 1030 tokens, the context holds 1024; raise `context.tokens`",
+        ),
+        (4, "expected a message: an object with role and content"),
+    ] {
+        let error = answers[at]["error"].as_str().unwrap();
+        assert!(error.contains(says) && !error.contains("struct"), "{error}");
+    }
 }

@@ -4,6 +4,7 @@
 
 mod batch;
 mod conversation;
+mod conversation_cli;
 mod demo;
 mod documents;
 mod drafts;

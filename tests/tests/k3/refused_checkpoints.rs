@@ -193,6 +193,23 @@ fn files_that_are_no_weight_files() {
 }
 
 #[test]
+fn one_cause_is_not_told_for_every_tensor() {
+    let model = Model::copy_of("k3-tiny-nan");
+    model.edit_config(|config| config["hidden_size"] = json!(96));
+    let dir = model.path().to_string_lossy().into_owned();
+    let says = ["problems in the weight files", "and ", " more", "do not follow from config.json"];
+    assert_refused("another width", &["inspect", &dir], 1, &says);
+    let ended = run(&["inspect", &dir]);
+    assert!(ended.stderr.lines().count() <= 8, "{ended:#?}");
+    // The directory is named once.
+    let model = Model::copy_of("k3-tiny-nan");
+    model.cut(SHARD, 7);
+    let dir = model.path().to_string_lossy().into_owned();
+    let ended = run(&["inspect", &dir]);
+    assert_eq!(ended.stderr.matches(&dir).count(), 1, "{ended:#?}");
+}
+
+#[test]
 fn values_are_found_and_named_by_the_check() {
     let bad = "language_model.model.layers.1.block_sparse_moe.experts.5.w1.weight_scale";
     let check = |m: &Model| run(&["inspect", "--check", &m.path().to_string_lossy()]);
@@ -212,6 +229,12 @@ fn values_are_found_and_named_by_the_check() {
     let ended = check(&model);
     assert_eq!(ended.code, Some(3), "{ended:#?}");
     assert!(ended.stderr.contains("3 weights"), "{ended:#?}");
+    let found = run(&["inspect", "--check", "--json", &model.path().to_string_lossy()]);
+    assert_eq!(found.code, Some(3), "{found:#?}");
+    let object: Value = serde_json::from_str(&found.stdout).unwrap();
+    assert_eq!(object["check"]["fault_count"], 3);
+    let fault = json!({"fault": "not_finite", "tensor": Q_PROJ, "row": 3, "col": 7, "value": "NaN"});
+    assert!(object["check"]["faults"].as_array().unwrap().contains(&fault), "{object:#}");
     for says in [
         format!("{Q_PROJ}: row 3, column 7 is NaN"),
         "lm_head.weight: row 0, column 1 is -infinity".to_owned(),

@@ -24,9 +24,10 @@ Examples:
   cargo xtask ladder --model ~/Kimi-K3 --budgets 1GB,8GB,16GB --repeats 1 --tokens 2
   cargo xtask ladder --split-at 6GB --out /tmp/ladder --json
 
-Every budget runs with the largest built-in preset that is not above it, its budget set to it; then, at one
-budget, with every number of pinned layers that fits, the rest going to cached experts. Runs alternate.
-Budgets are hard limits (a memory cgroup) where this process may set one. Writes OUT.tsv and OUT.svg.
+Every budget runs with the largest built-in preset that is not above it, its budget set to it;
+then, at one budget, with every number of pinned layers that fits, the rest going to cached
+experts. Runs alternate. Budgets are hard limits (a memory cgroup) where this process may set
+one. Writes OUT.tsv and OUT.svg.
 Exit codes: 0 done; 1 failed; 3 two runs gave different tokens or logits.")]
 pub(crate) struct Args {
     /// Model directory. Without it, the model of `cargo xtask synth`, made where it is not there.

@@ -28,7 +28,7 @@ use report::Report;
 #[command(after_help = "\
 Examples:
   cargo xtask verify
-  cargo xtask verify --model DIR      a directory in the released layout with golden/golden.safetensors
+  cargo xtask verify --model DIR   in the released layout, with golden/golden.safetensors
   cargo xtask verify --json
 
 Exit codes: 0 all within tolerance; 1 could not run; 2 usage; 3 a check failed.")]

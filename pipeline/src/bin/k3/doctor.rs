@@ -19,9 +19,9 @@ use k3_pipeline::preset::Preset;
 use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
-use crate::output;
 use crate::preset_args::ShardArgs;
 use crate::progress::Bar;
+use crate::{interrupt, output};
 
 /// Arguments of `k3 doctor`.
 #[derive(Debug, clap::Args)]
@@ -32,9 +32,11 @@ Examples:
   k3 doctor --model ~/Kimi-K3 --shards /disk2/k3,/disk3/k3 --json
   k3 doctor --config config.json --probe /mnt/fast      before the weights are there
 
-It reads for a few seconds. With --probe it first writes up to 1 GB to that disk, into a file without a name
-that is gone when it ends; else it writes nothing. Exit codes: 0 the figures were printed, even where no
-preset fits; 1 the model or the machine cannot be read; 2 usage, or a refused config.")]
+It reads for a few seconds. With --probe it first writes up to 1 GB to that disk, into a file
+without a name that is gone when it ends; else it writes nothing. Times per token are predicted
+from bytes and speeds alone: those of small models, which have little to read, are longer.
+Exit codes: 0 the figures were printed, even where no preset fits; 1 the model or the machine
+cannot be read, or it was interrupted; 2 usage, or a refused config.")]
 pub(crate) struct Args {
     /// Model directory: its disk is measured by reading its weight files.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["config", "probe"])]
@@ -126,6 +128,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if let Some(probe) = args.probe.as_ref().filter(|probe| !probe.is_dir()) {
         return Err(Failure::refused(anyhow::anyhow!("--probe: {} is no directory", probe.display())));
     }
+    interrupt::end_at_once()?;
     let subject = subject(args)?;
     let machine = Machine::detect().map_err(Failure::run)?;
     let kernels = Kernels::detect();

@@ -136,6 +136,22 @@ mod tests {
         }
     }
 
+    /// Narrower than help is set, so that no line is broken in the middle.
+    const HELP_COLUMNS_MAX: usize = 98;
+
+    #[test]
+    fn no_line_of_help_is_broken() {
+        let mut root = Cli::command();
+        root.build();
+        for command in all(&root) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines() {
+                let columns = line.chars().count();
+                assert!(columns <= HELP_COLUMNS_MAX, "{}: {columns}: {line}", command.get_name());
+            }
+        }
+    }
+
     #[test]
     fn every_command_has_examples() {
         let mut root = Cli::command();

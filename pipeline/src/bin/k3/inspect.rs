@@ -8,23 +8,25 @@ use anyhow::anyhow;
 use k3_pipeline::model::check::{self, CheckReport};
 use k3_pipeline::model::config::ModelConfig;
 use k3_pipeline::model::tensors::ModelTensors;
+use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
 use crate::model_summary::Summary;
-use crate::output;
 use crate::preset_args::ShardArgs;
 use crate::progress::Bar;
 use crate::terminal::report;
+use crate::{interrupt, output};
 
 /// Arguments of `k3 inspect`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   k3 inspect ~/Kimi-K3
-  k3 inspect ~/Kimi-K3 --check        reads every weight: as long as the disk takes for all of them
+  k3 inspect ~/Kimi-K3 --check     reads every weight: as long as the disk takes for all of them
   k3 inspect ~/Kimi-K3 --json
 
---check ends with exit code 3 where a weight is damaged.")]
+--check ends with exit code 3 where a weight is damaged; with --json the object says where, under
+\"check\".")]
 pub(crate) struct Args {
     /// Directory with config.json and the weight files.
     model: PathBuf,
@@ -49,14 +51,26 @@ pub(crate) fn run(args: &Args) -> Outcome {
         started.elapsed().as_secs_f64(),
         resident_bytes().map_or_else(|| "unknown".to_owned(), output::size)
     ));
+    interrupt::end_at_once()?;
     if args.json {
-        output::print_json(&summary)?;
-    } else {
-        let mut out = output::stdout();
-        summary.print(&mut out)?;
-        out.flush()?;
+        let check = if args.check { Some(check(&config, &tensors)?) } else { None };
+        output::print_json(&Report { summary: &summary, check: check.as_ref() })?;
+        return check.map_or(Ok(()), verdict);
     }
-    if args.check { check(&config, &tensors) } else { Ok(()) }
+    let mut out = output::stdout();
+    summary.print(&mut out)?;
+    out.flush()?;
+    drop(out);
+    if args.check { verdict(check(&config, &tensors)?) } else { Ok(()) }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    summary: &'a Summary,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check: Option<&'a CheckReport>,
 }
 
 /// Memory of this process that is in RAM.
@@ -67,12 +81,16 @@ fn resident_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn check(config: &ModelConfig, tensors: &ModelTensors) -> Outcome {
+fn check(config: &ModelConfig, tensors: &ModelTensors) -> Result<CheckReport, Failure> {
     let total = check::check_bytes(config, tensors);
     let bar = Bar::bytes("checking");
     let found = check::check_values(config, tensors, &mut |done| bar.show(done, total));
     drop(bar);
-    let found = found.map_err(Failure::run)?;
+    found.map_err(Failure::run)
+}
+
+/// Says what was found; any fault ends with the exit code for one.
+fn verdict(found: CheckReport) -> Outcome {
     let CheckReport { bytes, faults, fault_count } = found;
     if fault_count == 0 {
         report(&format!("checked {}: every weight is finite, no scale byte is 255\n", output::size(bytes)));

@@ -1,10 +1,11 @@
 //! `--dump-logits`: a safetensors file of ids and logits, written as they come, there whole or not at all.
 
+use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use k3_pipeline::units::TokenId;
-use tempfile::NamedTempFile;
+use tempfile::TempPath;
 
 use crate::failure::Failure;
 use crate::output;
@@ -16,7 +17,9 @@ const HEADER_BYTES: usize = 256;
 /// A file under way.
 pub(crate) struct LogitsFile {
     path: PathBuf,
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<File>,
+    /// Its name until it is whole.
+    temporary: TempPath,
     vocab: usize,
     rows: usize,
 }
@@ -24,9 +27,10 @@ pub(crate) struct LogitsFile {
 impl LogitsFile {
     /// Begins the file; refuses a place that cannot be written.
     pub(crate) fn create(path: &Path, vocab: usize) -> Result<Self, Failure> {
-        let mut file = BufWriter::new(output::place("--dump-logits", path)?);
+        let (file, temporary) = output::place("--dump-logits", path)?;
+        let mut file = BufWriter::new(file);
         file.write_all(&[b' '; HEADER_BYTES]).map_err(|error| failed(path, error))?;
-        Ok(Self { path: path.to_owned(), file, vocab, rows: 0 })
+        Ok(Self { path: path.to_owned(), file, temporary, vocab, rows: 0 })
     }
 
     /// Adds rows of logits [rows, V].
@@ -43,9 +47,8 @@ impl LogitsFile {
         let path = self.path.clone();
         self.write_end(&ids[..self.rows.min(ids.len())]).map_err(|error| failed(&path, error))?;
         let file = self.file.into_inner().map_err(|error| failed(&path, error.into_error()))?;
-        file.as_file().sync_all().map_err(|error| failed(&path, error))?;
-        file.persist(&path).map_err(|error| failed(&path, error.error))?;
-        Ok(())
+        file.sync_all().map_err(|error| failed(&path, error))?;
+        self.temporary.persist(&path).map_err(|error| failed(&path, error.error))
     }
 
     fn write_end(&mut self, ids: &[TokenId]) -> io::Result<()> {

@@ -1,12 +1,13 @@
 //! Standard output, buffered and locked once; sizes as people read them.
 
+use std::fs::File;
 use std::io::{self, BufWriter, StdoutLock, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use k3_pipeline::temporary;
 use k3_pipeline::units::Bytes;
 use serde::Serialize;
-use tempfile::NamedTempFile;
+use tempfile::TempPath;
 
 use crate::failure::{Failure, Outcome};
 
@@ -65,17 +66,37 @@ pub(crate) fn replaceable(option: &str, path: &Path) -> Outcome {
     Ok(())
 }
 
+/// Refuses two arguments that lead to one file: what the one writes would be lost to the other.
+pub(crate) fn distinct(files: &[(&str, Option<&Path>)]) -> Outcome {
+    let given: Vec<(&str, &Path, PathBuf)> =
+        files.iter().filter_map(|(option, path)| Some((*option, (*path)?, resolved((*path)?)))).collect();
+    for (at, (option, path, place)) in given.iter().enumerate() {
+        if let Some((other, ..)) = given[..at].iter().find(|(.., taken)| taken == place) {
+            return Err(Failure::refused(anyhow::anyhow!(
+                "{other} and {option} both name {}; give each a file of its own",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// One spelling for one place, whether a file is there or not.
+fn resolved(path: &Path) -> PathBuf {
+    let in_its_directory =
+        || Some(temporary::directory_of(path).canonicalize().ok()?.join(path.file_name()?));
+    path.canonicalize().ok().or_else(in_its_directory).unwrap_or_else(|| path.to_owned())
+}
+
 /// A file beside the one at `path`, which will replace it once it is whole; refuses a place that cannot
 /// be written, before anything is done. `option` is the argument that named it.
-pub(crate) fn place(option: &str, path: &Path) -> Result<NamedTempFile, Failure> {
+pub(crate) fn place(option: &str, path: &Path) -> Result<(File, TempPath), Failure> {
     replaceable(option, path)?;
-    let refused = |error: io::Error| {
+    temporary::beside(path, 0o600).map_err(|error| {
         Failure::refused(
             anyhow::Error::new(error).context(format!("{option}: cannot write {}", path.display())),
         )
-    };
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    tempfile::Builder::new().prefix(".k3-").tempfile_in(dir).map_err(refused)
+    })
 }
 
 /// What to do with a file that is there already.
@@ -89,22 +110,20 @@ pub(crate) enum Existing {
 
 /// Writes a whole file atomically: it is there complete, or not at all.
 pub(crate) fn write_file(path: &Path, bytes: &[u8], existing: Existing) -> Outcome {
-    let failed = |error: io::Error| {
-        Failure::run(anyhow::Error::new(error).context(format!("cannot write {}", path.display())))
-    };
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The mode that a plain creation asks for; the umask still applies.
-    let mode = std::fs::Permissions::from_mode(0o666);
-    let mut file =
-        tempfile::Builder::new().prefix(".k3-").permissions(mode).tempfile_in(dir).map_err(failed)?;
+    let cannot =
+        |error: io::Error| anyhow::Error::new(error).context(format!("cannot write {}", path.display()));
+    let failed = |error| Failure::run(cannot(error));
+    // The mode that a plain creation asks for.
+    let (mut file, temporary) =
+        temporary::beside(path, 0o666).map_err(|error| Failure::refused(cannot(error)))?;
     file.write_all(bytes).map_err(failed)?;
-    file.as_file().sync_all().map_err(failed)?;
+    file.sync_all().map_err(failed)?;
     let placed = match existing {
-        Existing::Keep => file.persist_noclobber(path),
-        Existing::Replace => file.persist(path),
+        Existing::Keep => temporary.persist_noclobber(path),
+        Existing::Replace => temporary.persist(path),
     };
     match placed {
-        Ok(_) => Ok(()),
+        Ok(()) => Ok(()),
         Err(e) if e.error.kind() == io::ErrorKind::AlreadyExists => {
             Err(Failure::refused(anyhow::anyhow!("{} exists already", path.display()))
                 .hint("choose another name, or replace it with --force"))

@@ -67,7 +67,7 @@ struct Report {
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Outcome {
     if let Some(file) = &args.svg {
-        output::replaceable("--svg", file)?;
+        drop(output::place("--svg", file)?);
     }
     let machine = Machine::detect().map_err(Failure::run)?;
     let reports = if args.compare.is_empty() {

@@ -1,7 +1,7 @@
 //! `k3 preset`: the presets that exist, what they say, and new ones.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use k3_pipeline::machine::Machine;
@@ -103,6 +103,9 @@ struct NewArgs {
     /// Replace a file of that name.
     #[arg(long)]
     force: bool,
+    /// Print one JSON object: the file, and what is in it.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs the subcommand.
@@ -125,7 +128,7 @@ struct Entry {
 fn list(json: bool) -> Outcome {
     let mut entries = Vec::new();
     for name in BUILTIN_NAMES {
-        let preset = Preset::load(name, &[]).map_err(Failure::refused)?;
+        let preset = Preset::load(name, &[])?;
         entries.push(Entry { name, budget: limit(&preset), about: preset.about });
     }
     if json {
@@ -158,7 +161,7 @@ struct KeyEntry {
 }
 
 fn show(args: &ShowArgs) -> Outcome {
-    let preset = Preset::load(&args.preset, &args.set).map_err(Failure::refused)?;
+    let preset = Preset::load(&args.preset, &args.set)?;
     if args.json {
         let entry = |(key, value): (KeyInfo, Option<String>)| {
             let KeyInfo { path, allowed, about, required } = key;
@@ -178,6 +181,8 @@ struct Checked<'a> {
     preset: &'a str,
     about: Option<String>,
     problem: Option<String>,
+    #[serde(skip)]
+    hint: Option<String>,
 }
 
 fn check(args: &CheckArgs) -> Outcome {
@@ -193,21 +198,42 @@ fn check(args: &CheckArgs) -> Outcome {
         }
         out.flush()?;
     }
+    let hint = checked.iter().find_map(|c| c.hint.clone());
     let wrong: Vec<String> = checked.into_iter().filter_map(|c| c.problem).collect();
-    if wrong.is_empty() { Ok(()) } else { Err(Failure::refused(anyhow!(wrong.join("\n")))) }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    let refused = Failure::refused(anyhow!(wrong.join("\n")));
+    Err(match hint {
+        Some(hint) => refused.hint(hint),
+        None => refused,
+    })
 }
 
 fn one_checked(name: &str) -> Checked<'_> {
     match Preset::load(name, &[]) {
-        Ok(preset) => Checked { preset: name, about: Some(preset.about), problem: None },
-        Err(error) => Checked { preset: name, about: None, problem: Some(error.to_string()) },
+        Ok(preset) => Checked { preset: name, about: Some(preset.about), problem: None, hint: None },
+        Err(error) => {
+            Checked { preset: name, about: None, problem: Some(error.to_string()), hint: error.hint() }
+        }
     }
+}
+
+/// A preset that was written.
+#[derive(Serialize)]
+struct Written<'a> {
+    file: &'a Path,
+    name: &'a str,
+    /// The preset that it started from.
+    from: &'a str,
+    budget: Option<Bytes>,
+    model: Option<&'a Path>,
 }
 
 fn new(args: &NewArgs) -> Outcome {
     let path = file_for(&args.name)?;
     let machine = Machine::detect().map_err(Failure::run)?;
-    let preset = fitted(args, &machine)?;
+    let (preset, from) = fitted(args, &machine)?;
     let existing = if args.force { Existing::Replace } else { Existing::Keep };
     let text = format!(
         "# {}: made by `k3 preset new`. Use it with --preset ./{}\n\n{}",
@@ -216,6 +242,15 @@ fn new(args: &NewArgs) -> Outcome {
         preset.to_commented_toml()
     );
     output::write_file(&path, text.as_bytes(), existing)?;
+    if args.json {
+        return output::print_json(&Written {
+            file: &path,
+            name: &preset.name,
+            from: &from,
+            budget: limit(&preset),
+            model: preset.model.as_deref(),
+        });
+    }
     let mut out = output::stdout();
     writeln!(out, "{}", path.display())?;
     out.flush()?;
@@ -235,18 +270,18 @@ fn file_for(name: &str) -> Result<PathBuf, Failure> {
     Ok(PathBuf::from(format!("{name}.toml")))
 }
 
-/// The preset to write, shown to fit this machine where a model is known.
-fn fitted(args: &NewArgs, machine: &Machine) -> Result<Preset, Failure> {
+/// The preset to write, shown to fit this machine where a model is known; and the one it started from.
+fn fitted(args: &NewArgs, machine: &Machine) -> Result<(Preset, String), Failure> {
     let memory = match &args.memory {
         Some(size) => size.clone(),
         None => Bytes(k3_pipeline::plan::machine_budget_bytes(machine) / (1 << 20) * (1 << 20)).to_string(),
     };
     let mut sets = vec![format!("memory.budget={memory}")];
-    let asked = Preset::load(LADDER[0], &sets).map_err(Failure::refused)?;
+    let asked = Preset::load(LADDER[0], &sets)?;
     let from = args.from.clone().unwrap_or_else(|| rung_below(&asked).to_owned());
     sets.push(format!("about={memory}, from {from}"));
     sets.extend(args.set.iter().cloned());
-    let mut preset = Preset::load(&from, &sets).map_err(Failure::refused)?;
+    let mut preset = Preset::load(&from, &sets)?;
     preset.name.clone_from(&args.name);
     let own_pins = args.set.iter().any(|s| s.trim_start().starts_with("trunk.pinned"));
     if args.from.is_none() && !own_pins {
@@ -258,7 +293,7 @@ fn fitted(args: &NewArgs, machine: &Machine) -> Result<Preset, Failure> {
         let model = args.model.load(&preset, &args.shards)?;
         plan(&preset, &model.config, &model.shape(&preset)?, machine).map_err(Failure::refused)?;
     }
-    Ok(preset)
+    Ok((preset, from))
 }
 
 /// The largest rung of the ladder whose budget is within the preset's.

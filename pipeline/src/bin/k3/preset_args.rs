@@ -7,7 +7,7 @@ use k3_pipeline::model::config_json::read_config;
 use k3_pipeline::model::error::ModelError;
 use k3_pipeline::model::tensors::ModelTensors;
 use k3_pipeline::plan::ModelShape;
-use k3_pipeline::preset::Preset;
+use k3_pipeline::preset::{Preset, PresetError};
 use k3_pipeline::store::pack_sizes;
 
 use crate::failure::Failure;
@@ -37,7 +37,19 @@ impl PresetArgs {
     pub(crate) fn load_as(&self, preset: &str) -> Result<Preset, Failure> {
         let mut sets = self.set.clone();
         sets.extend(self.memory.as_ref().map(|size| format!("memory.budget={size}")));
-        Preset::load(preset, &sets).map_err(Failure::refused)
+        Ok(Preset::load(preset, &sets)?)
+    }
+}
+
+/// A preset that is refused; what is none at all is told what one is.
+impl From<PresetError> for Failure {
+    fn from(error: PresetError) -> Self {
+        let hint = error.hint();
+        let refused = Self::refused(error);
+        match hint {
+            Some(hint) => refused.hint(hint),
+            None => refused,
+        }
     }
 }
 

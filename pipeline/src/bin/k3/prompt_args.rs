@@ -1,6 +1,7 @@
 //! Where a prompt comes from.
 
-use std::path::PathBuf;
+use std::io::{self, IsTerminal, Read};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use k3_pipeline::tokenizer::Tokenizer;
@@ -21,7 +22,7 @@ pub(crate) struct PromptArgs {
     /// The prompt, as an option.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// A file that holds the prompt (UTF-8), as it is.
+    /// A file that holds the prompt (UTF-8), as it is; - is standard input.
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
     /// The prompt as token ids, as in 1,2,3; needs no tokenizer.
@@ -33,6 +34,11 @@ impl PromptArgs {
     /// Whether no prompt is given.
     pub(crate) fn is_absent(&self) -> bool {
         self.text.is_none() && self.prompt.is_none() && self.prompt_file.is_none() && self.ids.is_none()
+    }
+
+    /// The file that the prompt comes from.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.prompt_file.as_deref()
     }
 
     /// The ids of the prompt; at least one, all below `vocab`. `tokenizer` is asked for when the prompt
@@ -51,7 +57,7 @@ impl PromptArgs {
             parse_ids(list)?
         } else {
             let text = match (&self.prompt_file, self.prompt.as_ref().or(self.text.as_ref())) {
-                (Some(path), _) => read_text(path)?,
+                (Some(path), _) => read_text("--prompt-file", path)?,
                 (None, text) => text.cloned().unwrap_or_default(),
             };
             tokenizer()?.encode(&text)?
@@ -70,8 +76,12 @@ impl PromptArgs {
     }
 }
 
-/// The text of a regular file.
-pub(crate) fn read_text(path: &std::path::Path) -> Result<String, Failure> {
+/// The text of a regular file; of standard input where `path` is "-". `option` is the argument that named
+/// it.
+pub(crate) fn read_text(option: &str, path: &Path) -> Result<String, Failure> {
+    if path.as_os_str() == "-" {
+        return read_stdin(&format!("{option} -"));
+    }
     let shown = path.display();
     let meta = std::fs::metadata(path)
         .with_context(|| format!("{shown}: cannot read it"))
@@ -85,6 +95,29 @@ pub(crate) fn read_text(path: &std::path::Path) -> Result<String, Failure> {
     std::fs::read_to_string(path)
         .with_context(|| format!("{shown}: cannot read UTF-8 text"))
         .map_err(Failure::refused)
+}
+
+/// The text of standard input, which must not be a terminal: nobody would know what it waits for.
+/// `what` names it in errors.
+pub(crate) fn read_stdin(what: &str) -> Result<String, Failure> {
+    let stdin = io::stdin();
+    if stdin.is_terminal() {
+        return Err(Failure::refused(anyhow!("{what} is a terminal, expected a text"))
+            .hint("pipe the text into the command, as in `cat FILE | k3 ...`, or name its file"));
+    }
+    let mut text = String::new();
+    stdin
+        .lock()
+        .take(FILE_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .with_context(|| format!("{what}: cannot read UTF-8 text"))
+        .map_err(Failure::refused)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(Failure::refused(anyhow!(
+            "{what}: more than {FILE_BYTES_MAX} bytes are too much for a text"
+        )));
+    }
+    Ok(text)
 }
 
 /// `1,2,3`: whole numbers separated by single commas, spaces around them allowed.

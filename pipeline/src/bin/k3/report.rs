@@ -63,7 +63,8 @@ fn phase(name: &str, phase: &PhaseStats) -> Option<String> {
     ))
 }
 
-fn count(n: u64, what: &str) -> String {
+/// "1 token", "2 tokens", "3 passes".
+pub(crate) fn count(n: u64, what: &str) -> String {
     match (n, what.ends_with('s')) {
         (1, _) => format!("1 {what}"),
         (_, true) => format!("{n} {what}es"),

@@ -1,16 +1,15 @@
 //! `k3 tokenize` and `k3 detokenize`: text to token ids and back.
 
-use std::io::{self, Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use k3_pipeline::tokenizer::{Tokenizer, TokenizerError};
 use k3_pipeline::units::TokenId;
 use serde::Serialize;
 
 use crate::failure::{Failure, Outcome};
 use crate::output;
-use crate::prompt_args::read_text;
+use crate::prompt_args::{read_stdin, read_text};
 
 /// Arguments of `k3 tokenize`.
 #[derive(Debug, clap::Args)]
@@ -26,7 +25,7 @@ pub(crate) struct TokenizeArgs {
     /// The text; without --text and --file it is read from standard input.
     #[arg(long, conflicts_with = "file")]
     text: Option<String>,
-    /// A file that holds the text (UTF-8).
+    /// A file that holds the text (UTF-8); - is standard input.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// The spelling of a special token means that token.
@@ -45,7 +44,7 @@ Examples:
   k3 tokenize --model ~/Kimi-K3 --text hello | k3 detokenize --model ~/Kimi-K3
 
 The text is written as the tokens' own bytes, without a line end; --json has U+FFFD in place of
-bytes that are not UTF-8.")]
+bytes that are not UTF-8. A file or a pipe without ids gives an empty text.")]
 pub(crate) struct DetokenizeArgs {
     /// Directory with tiktoken.model and tokenizer_config.json; nothing else in it is read.
     #[arg(long, value_name = "DIR")]
@@ -53,7 +52,7 @@ pub(crate) struct DetokenizeArgs {
     /// Token ids, separated by commas; without --ids and --file they are read from standard input.
     #[arg(long, conflicts_with = "file")]
     ids: Option<String>,
-    /// A file of token ids, separated by commas or white space.
+    /// A file of token ids, separated by commas or white space; - is standard input.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Print one JSON object.
@@ -98,10 +97,17 @@ pub(crate) fn tokenize(args: &TokenizeArgs) -> Outcome {
     Ok(())
 }
 
+const IDS_HINT: &str = "ids are whole numbers separated by commas, such as 1008,10484,318";
+
 /// Runs `k3 detokenize`.
 pub(crate) fn detokenize(args: &DetokenizeArgs) -> Outcome {
     let tokenizer = Tokenizer::open(&args.model)?;
     let ids = parse_ids(&input(args.ids.as_deref(), args.file.as_deref())?)?;
+    if args.ids.is_some() && ids.is_empty() {
+        return Err(
+            Failure::refused(anyhow::anyhow!("--ids: no token ids, expected at least one")).hint(IDS_HINT)
+        );
+    }
     if args.json {
         return output::print_json(&Detokenized { count: ids.len(), text: tokenizer.decode(&ids)? });
     }
@@ -117,16 +123,10 @@ fn input(argument: Option<&str>, file: Option<&Path>) -> Result<String, Failure>
     if let Some(text) = argument {
         return Ok(text.to_owned());
     }
-    let Some(path) = file else {
-        let mut text = String::new();
-        io::stdin()
-            .lock()
-            .read_to_string(&mut text)
-            .context("cannot read UTF-8 text from standard input")
-            .map_err(Failure::refused)?;
-        return Ok(text);
-    };
-    read_text(path)
+    match file {
+        Some(path) => read_text("--file", path),
+        None => read_stdin("standard input"),
+    }
 }
 
 /// Ids separated by commas or white space.
@@ -134,8 +134,7 @@ fn parse_ids(text: &str) -> Result<Vec<TokenId>, Failure> {
     let fields = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|field| !field.is_empty());
     let number = |(index, field): (usize, &str)| {
         field.parse().map(TokenId).map_err(|_| {
-            Failure::refused(anyhow::anyhow!("id {}: {field:?} is not a token id", index + 1))
-                .hint("ids are whole numbers separated by commas, such as 1008,10484,318")
+            Failure::refused(anyhow::anyhow!("id {}: {field:?} is not a token id", index + 1)).hint(IDS_HINT)
         })
     };
     fields.enumerate().map(number).collect()

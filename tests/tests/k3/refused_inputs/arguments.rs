@@ -39,7 +39,7 @@ fn ids() -> Vec<Case> {
         .map(|(name, ids, says)| generating(name, &["--ids", ids, "--max-tokens", "4"], 2, &[says]))
         .collect();
     let long = vec!["7"; 40_000].join(",");
-    let says = ["40000 tokens", "the context holds 1024", "context.tokens"];
+    let says = ["38976 tokens too long", "40000 tokens", "the context holds 1024", "raise `context.tokens`"];
     all.push(generating("40,000 ids over a context of 1,024", &["--ids", &long], 2, &says));
     let full = vec!["7"; 1_025].join(",");
     all.push(generating("one id over the context", &["--ids", &full], 2, &["1025", "1024"]));
@@ -188,13 +188,44 @@ fn commands() -> Vec<Case> {
             &["k3-tiny-a/tiktoken.model"],
         ),
         Case::new("chat: no tokens", &["chat", "--message", "x", "--max-tokens", "0"], 2, &["--max-tokens"]),
+        Case::new(
+            "chat: more tokens than the context",
+            &["chat", "--preset", "demo", "--message", "x", "--max-tokens", "1000000"],
+            2,
+            &["--max-tokens: 1000000 tokens do not fit in a context of", "context.tokens"],
+        ),
+        Case::new(
+            "chat: nothing said",
+            &["chat", "--message", ""],
+            2,
+            &["--message", "the message is empty"],
+        ),
+        Case::new(
+            "chat: blanks said",
+            &["chat", "--message", " "],
+            2,
+            &["--message", "the message is empty"],
+        ),
         Case::new("chat: effort", &["chat", "--message", "x", "--effort", "huge"], 2, &["\"huge\"", "low"]),
         Case::new(
             "a pack without a place",
             &["pack", "--preset", "demo", "--model", &tiny, "--out", "/nonexistent/x.k3pack"],
-            1,
-            &["/nonexistent/x.k3pack"],
+            2,
+            &["--out: cannot write /nonexistent/x.k3pack: No such file or directory (os error 2)\n"],
         ),
+        Case::new(
+            "a pack to verify that is not there",
+            &["pack", "--preset", "demo", "--model", &tiny, "--out", "/nonexistent/x.k3pack", "--verify"],
+            2,
+            &["cannot open the pack /nonexistent/x.k3pack"],
+        ),
+        Case::new(
+            "a pack at a throttle",
+            &["pack", "--preset", "demo", "--out", "x", "--throttle", "1GB/s"],
+            2,
+            &["'--throttle' found"],
+        ),
+        Case::new("a pack with a trace", &["pack", "--out", "x", "--trace", "t"], 2, &["'--trace' found"]),
         generating(
             "a trace without a place",
             &["--ids", "1", "--trace", "/nonexistent/t"],

@@ -91,6 +91,7 @@ fn prompts(dir: &Path) -> Vec<Case> {
         Case::new("a text to tokenize that is not UTF-8", &tokenize, 2, &[&binary, "UTF-8"]),
         with("a prompt file that is not UTF-8", &binary, &[&binary, "UTF-8"]),
         with("a prompt file that is not there", &absent, &[&absent]),
+        with("a prompt from standard input that is empty", "-", &["the prompt is empty"]),
         with("a prompt file that is a directory", &folder, &[&folder, "not a regular file"]),
         with("a prompt file that is a device", "/dev/zero", &["/dev/zero", "not a regular file"]),
     ]
@@ -130,7 +131,32 @@ fn outputs(dir: &Path) -> Vec<Case> {
         generating(name, &args, 2, &["--dump-logits", path])
     })
     .chain(over_files_of_a_model(dir))
+    .chain(over_one_another(dir))
     .collect()
+}
+
+/// Two outputs in one place, however it is spelled: one of them would be lost.
+fn over_one_another(dir: &Path) -> Vec<Case> {
+    let one = dir.join("one").to_string_lossy().into_owned();
+    let same = dir.join("./one").to_string_lossy().into_owned();
+    let held = dir.join("held");
+    fs::write(&held, "a prompt").unwrap();
+    let link = dir.join("link-to-held");
+    std::os::unix::fs::symlink(&held, &link).unwrap();
+    let (held, link) = (held.to_string_lossy(), link.to_string_lossy());
+    let case = |name: &str, first: [&str; 2], second: [&str; 2]| {
+        let says = [first[0], second[0], "both name", second[1]];
+        generating(name, &[&["--max-tokens", "1"], &first[..], &second].concat(), 2, &says)
+    };
+    let talk = ["chat", "--preset", "demo", "--message", "x", "--session", &one, "--trace", &same];
+    let batch = ["batch", "--preset", "demo", &held, "--trace", &link];
+    vec![
+        case("a session over logits", ["--session", &one], ["--dump-logits", &same]),
+        case("logits over a trace", ["--dump-logits", &one], ["--trace", &one]),
+        case("a prompt over a session", ["--prompt-file", &held], ["--session", &link]),
+        Case::new("a conversation over a trace", &talk, 2, &["--session and --trace both name"]),
+        Case::new("requests over a trace", &batch, 2, &["FILE and --trace both name"]),
+    ]
 }
 
 /// What a command writes must not take the place of weights, nor of a FIFO.
@@ -147,6 +173,12 @@ fn over_files_of_a_model(dir: &Path) -> Vec<Case> {
         generating("logits over a shard", &["--ids", "1", "--dump-logits", &shard], 2, &says),
         generating("a trace over a shard", &["--ids", "1", "--trace", &shard], 2, &says),
         Case::new("a map over a shard", &["plan", "--preset", "demo", "--svg", &shard], 2, &says),
+        Case::new(
+            "a map to nowhere",
+            &["plan", "--preset", "demo", "--svg", "/nonexistent/x.svg"],
+            2,
+            &["--svg: cannot write /nonexistent/x.svg: No such file or directory (os error 2)\n"],
+        ),
         Case::new("a map over a FIFO", &["plan", "--preset", "demo", "--svg", &fifo], 2, &["--svg", &fifo]),
         Case::new(
             "text from a FIFO",

@@ -128,6 +128,8 @@ fn names(dir: &Path) -> Vec<Case> {
     fs::write(&lost, text).unwrap();
     let lost = lost.to_string_lossy();
     let directory = dir.to_string_lossy();
+    let readme = k3_golden::repository_root().join("README.md").to_string_lossy().into_owned();
+    let what_one_is = ["a preset is a TOML text", "pocket, laptop", "k3 preset show"];
     let absent = dir.join("absent.toml");
     let absent = absent.to_string_lossy();
     vec![
@@ -142,6 +144,14 @@ fn names(dir: &Path) -> Vec<Case> {
             &["/nonexistent/model"],
         ),
         Case::new("preset show: unknown", &["preset", "show", "labtop"], 2, &["labtop", "laptop"]),
+        Case::new("preset check: a directory", &["preset", "check", &directory], 2, &what_one_is),
+        Case::new(
+            "preset check: a README",
+            &["preset", "check", &readme],
+            2,
+            &[&what_one_is[..], &[&readme]].concat(),
+        ),
+        Case::new("preset show: a README", &["preset", "show", &readme], 2, &what_one_is),
         Case::new("preset check: unknown", &["preset", "check", "labtop"], 2, &["labtop"]),
     ]
 }

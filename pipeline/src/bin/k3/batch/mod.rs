@@ -21,9 +21,9 @@ use serde::Serialize;
 
 use crate::engine_args::EngineArgs;
 use crate::failure::{Failure, Outcome, with_causes};
-use crate::generate::{MAX_TOKENS, max_tokens};
+use crate::generate::{max_tokens, room};
 use crate::sampling_args::{SamplingArgs, StopArgs};
-use crate::{interrupt, report};
+use crate::{interrupt, output, report};
 use answer::{Answer, Name};
 use lines::{Line, Lines, Next};
 use request::Request;
@@ -43,10 +43,10 @@ Also: top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penal
 ({\"ID\": BIAS}), stop_ids, logprobs, and with messages thinking_effort, tools, tool_choice,
 response_format. What a request leaves out is as the options say.
 
-Each answer is a line on stdout as soon as it ends: {\"line\", \"id\", \"prompt_tokens\", \"generated_ids\",
-\"text\", \"finish_reason\", ...}, or {\"line\", \"id\", \"error\"} for a request that failed; the others go
-on. Every answer is what it would be alone, bit for bit. Exit code 1 if any request failed or was
-interrupted.")]
+Each answer is a line on stdout as soon as it ends: {\"line\", \"id\", \"prompt_tokens\",
+\"generated_ids\", \"text\", \"finish_reason\", ...}, or {\"line\", \"id\", \"error\"} for a request that
+failed; the others go on. Every answer is what it would be alone, bit for bit. Exit code 1 if any
+request failed or was interrupted.")]
 pub(crate) struct Args {
     #[command(flatten)]
     engine: EngineArgs,
@@ -69,6 +69,7 @@ pub(crate) struct Args {
 
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Outcome {
+    output::distinct(&[("FILE", Some(&args.requests)), ("--trace", args.engine.trace())])?;
     // No sequence of a batch ever goes back.
     let mut changes = vec!["context.snapshots=0".to_owned()];
     changes.extend(args.parallel.map(|n| format!("context.sequences={n}")));
@@ -191,19 +192,23 @@ impl Server<'_> {
     }
 
     fn enter(&mut self, name: &Name, text: &str) -> Outcome {
-        let request = Request::parse(text)?;
+        let request = Request::parse(name.line, text)?;
         let params = request.params(self.args.sampling.params(0.0, None));
         let mut generator = self.args.sampling.generator(params, self.vocabulary, false)?;
         let stop = request.stop(self.args.stop.raw(), (self.vocabulary, self.end))?;
         let max_tokens = request.max_tokens;
         let (prompt, text) = request.prompt(self.tokenizer, stop)?;
+        if prompt.is_empty() {
+            return Err(Failure::refused(anyhow!(
+                "the prompt is empty: expected a text, or at least one id"
+            )));
+        }
         generator.sampler_mut().begin(&prompt)?;
-        let room = (self.engine.plan().context_tokens + 1).saturating_sub(prompt.len());
-        let max_tokens = match max_tokens {
-            Some(0) => return Err(Failure::refused(anyhow!("max_tokens: at least 1"))),
-            Some(n) => n,
-            None => self.args.max_tokens.unwrap_or(MAX_TOKENS.min(room)),
-        };
+        if max_tokens == Some(0) {
+            return Err(Failure::refused(anyhow!("max_tokens: at least 1")));
+        }
+        let context = self.engine.plan().context_tokens;
+        let max_tokens = room(context, prompt.len(), max_tokens.or(self.args.max_tokens))?;
         let answer = Answer::new(name.clone(), prompt.len(), text);
         self.batch.enter(&self.engine, BatchRequest { key: name.line, prompt, max_tokens, generator })?;
         self.answers.insert(name.line, answer);
@@ -267,9 +272,10 @@ impl Server<'_> {
     }
 
     fn fail(&mut self, name: &Name, failure: Failure) -> Outcome {
-        let Failure::Error { error, .. } = failure else { return Err(failure) };
+        let Failure::Error { error, hint, .. } = failure else { return Err(failure) };
         self.tally.failed += 1;
-        let failed = Failed { name, error: with_causes(&error) };
+        let hint = hint.map_or(String::new(), |hint| format!("; {hint}"));
+        let failed = Failed { name, error: with_causes(&error) + &hint };
         print(&serde_json::to_string(&failed).map_err(Failure::run)?)
     }
 }

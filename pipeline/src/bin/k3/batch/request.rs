@@ -45,6 +45,9 @@ pub(super) struct Request {
     logprobs: Option<usize>,
 }
 
+/// What a line holds.
+const EXPECTED: &str = "an object with prompt, ids or messages, as `k3 batch --help` shows";
+
 /// A token id as the key of an object.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
@@ -68,10 +71,20 @@ fn is_id(id: &Value) -> bool {
 }
 
 impl Request {
-    /// Reads a line.
-    pub(super) fn parse(line: &str) -> Result<Self, Failure> {
-        let request: Self =
-            serde_json::from_str(line).map_err(|e| Failure::refused(anyhow!("no request: {e}")))?;
+    /// Reads the line of this number.
+    pub(super) fn parse(number: u64, line: &str) -> Result<Self, Failure> {
+        // Also so that a list is not taken for an object without its keys.
+        if !line.starts_with('{') {
+            let found: String = line.chars().take(20).collect();
+            return Err(Failure::refused(anyhow!("line {number}: expected {EXPECTED}, found {found:?}")));
+        }
+        let request: Self = serde_json::from_str(line).map_err(|error| {
+            // The reader counts the lines of its own text, which is one.
+            let (text, column) = (error.to_string(), error.column());
+            let what = text.strip_suffix(&format!(" at line 1 column {column}")).unwrap_or(&text);
+            let expected = if what.contains("expected") { "" } else { &format!("; expected {EXPECTED}") };
+            Failure::refused(anyhow!("line {number}, column {column}: {what}{expected}"))
+        })?;
         match &request.id {
             Some(id) if !is_id(id) => {
                 Err(Failure::refused(anyhow!("id: expected a text or a number, found {id}")))
@@ -187,8 +200,12 @@ mod tests {
             "x",
         ];
         for line in bad {
-            assert!(Request::parse(line).is_err(), "{line}");
+            assert!(Request::parse(1, line).is_err(), "{line}");
         }
+        let error = |line: &str| format!("{:?}", Request::parse(7, line).unwrap_err());
+        assert!(error("[]").contains("line 7: expected an object with prompt, ids or messages"));
+        let cut = error(bad[0]);
+        assert!(cut.contains("line 7, column 8: EOF") && !cut.contains("line 1"), "{cut}");
         assert_eq!(id_of(bad[1]), Some(Value::from("a")));
         assert_eq!((id_of(bad[0]), id_of(bad[2]), id_of(bad[7])), (None, None, None));
         for line in [
@@ -198,14 +215,14 @@ mod tests {
             r#"{"prompt": "x"}"#,
         ] {
             let stop = StopMatcher::new(Vec::new(), Vec::new()).unwrap();
-            assert!(Request::parse(line).unwrap().prompt(None, stop).is_err(), "{line}");
+            assert!(Request::parse(1, line).unwrap().prompt(None, stop).is_err(), "{line}");
         }
     }
 
     #[test]
     fn what_a_request_leaves_out_is_as_the_command_has_it() {
         let common = SamplingParams { temperature: 0.5, top_k: 3, seed: 9, ..SamplingParams::default() };
-        let request = Request::parse(r#"{"ids": [1], "top_k": 4, "logit_bias": {"7": -2.5}}"#).unwrap();
+        let request = Request::parse(1, r#"{"ids": [1], "top_k": 4, "logit_bias": {"7": -2.5}}"#).unwrap();
         let expected = SamplingParams { top_k: 4, logit_bias: vec![(TokenId(7), -2.5)], ..common.clone() };
         assert_eq!(request.params(common), expected);
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, anyhow};
 use k3_pipeline::chat::ThinkingEffort;
 use k3_pipeline::conversation::{
-    Answer, AnswerOptions, ChatOptions, Conversation, ConversationError, Ended, Heard,
+    Answer, AnswerOptions, ChatOptions, Conversation, ConversationError, Ended, Speaker,
 };
 use k3_pipeline::engine::Engine;
 use k3_pipeline::forward::RunError;
@@ -27,6 +27,7 @@ use serde::Serialize;
 
 use crate::engine_args::EngineArgs;
 use crate::failure::{Failure, Outcome, in_words};
+use crate::generate::max_tokens;
 use crate::printer::ReportedCall;
 use crate::sampling_args::{SamplingArgs, StopArgs};
 use crate::{interrupt, output, progress, report};
@@ -42,14 +43,14 @@ Examples:
   k3 chat --preset laptop --model ~/Kimi-K3 --effort low --session talk.k3s
   k3 chat --preset demo --message 'Shall I' --max-tokens 40
 
-Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists the commands. The response goes to
-stdout, thinking (dimmed) and reports to stderr. A model whose vocabulary has no chat tokens, such as
-the demo's, continues what you write.")]
+Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists the commands. The response goes
+to stdout, thinking (dimmed) and reports to stderr. A model whose vocabulary has no chat tokens,
+such as the demo's, continues what you write. --quiet leaves the response alone.")]
 pub(crate) struct Args {
     #[command(flatten)]
     engine: EngineArgs,
     /// Say this, print the answer, end.
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", value_parser = message, allow_hyphen_values = true)]
     message: Option<String>,
     /// With --message: print one JSON object.
     #[arg(long, requires = "message")]
@@ -70,9 +71,9 @@ pub(crate) struct Args {
     /// Do not show the thinking.
     #[arg(long)]
     hide_thinking: bool,
-    /// Most tokens of an answer, thinking included.
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
-    max_tokens: u32,
+    /// Most tokens of an answer, thinking included; without it, 4096 or what the context holds.
+    #[arg(long, value_name = "N", value_parser = max_tokens, allow_hyphen_values = true)]
+    max_tokens: Option<usize>,
     /// Resume the conversation in this file, if it is there, and save it after every answer.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
@@ -84,9 +85,26 @@ pub(crate) struct Args {
 
 /// Temperature where none is given: the model's own distribution.
 const TEMPERATURE: f32 = 1.0;
+/// Most tokens of an answer when nothing is said.
+const MAX_TOKENS: usize = 4096;
+
+/// Refuses a message of nothing.
+fn message(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() { Err("the message is empty".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+/// Refuses an answer longer than anything that the context holds.
+fn within_context(what: &str, max_tokens: usize, context: usize) -> Outcome {
+    if max_tokens <= context {
+        return Ok(());
+    }
+    Err(Failure::refused(anyhow!("{what}: {max_tokens} tokens do not fit in a context of {context}"))
+        .hint("raise `context.tokens` with --set, or ask for fewer"))
+}
 
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Outcome {
+    output::distinct(&[("--session", args.session.as_deref()), ("--trace", args.engine.trace())])?;
     let planned = args.engine.plan()?;
     let tokenizer = Tokenizer::open(&planned.dir)?;
     let (vocabulary, end) = (planned.config.vocab, planned.config.eos);
@@ -97,6 +115,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         )));
     }
     args.stop.matcher(vocabulary, end)?;
+    let context = planned.plan.context_tokens;
+    let max_tokens = args.max_tokens.unwrap_or(MAX_TOKENS.min(context));
+    within_context("--max-tokens", max_tokens, context)?;
     let generator = args.sampling.generator(args.sampling.params(TEMPERATURE, None), vocabulary, true)?;
     if let Some(path) = &args.session {
         // Refused now, not after the first answer.
@@ -122,14 +143,15 @@ pub(crate) fn run(args: &Args) -> Outcome {
         generator,
         cancel,
         model,
-        max_tokens: args.max_tokens as usize,
+        max_tokens,
         screen: Screen::new(thinking, !args.json),
         args,
         vocabulary,
         end,
     };
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
-        chat.load(path)?;
+        let resumed = chat.load(path)?;
+        chat.screen.remark(&resumed);
     }
     match &args.message {
         Some(message) => chat.once(message),
@@ -190,7 +212,7 @@ impl Chat<'_> {
     /// Reads lines until their end.
     fn converse(&mut self) -> Outcome {
         let mut lines = Lines::open()?;
-        self.screen.note(if self.conversation.is_chat() {
+        self.screen.remark(if self.conversation.is_chat() {
             "/help lists the commands, Ctrl-D ends."
         } else {
             "The model continues what you write. /help lists the commands, Ctrl-D ends."
@@ -243,7 +265,10 @@ impl Chat<'_> {
                 self.save(&path)?;
                 self.shown(&format!("Saved to {}.", path.display()))
             }
-            Command::Load(path) => self.load(&path),
+            Command::Load(path) => {
+                let resumed = self.load(&path)?;
+                self.shown(&resumed)
+            }
             Command::Stats => {
                 report::print(&self.engine.stats());
                 self.shown(&format!("context {} tokens", self.conversation.len()))
@@ -276,6 +301,7 @@ impl Chat<'_> {
                 Ok(())
             }
             Setting::MaxTokens(n) => {
+                within_context("max-tokens", n, self.engine.plan().context_tokens)?;
                 self.max_tokens = n;
                 Ok(())
             }
@@ -302,15 +328,16 @@ impl Chat<'_> {
         // A Ctrl-C from before is not meant for this answer.
         self.cancel.store(false, Ordering::SeqCst);
         let mut bar = progress::Prompt::new(0, self.engine.config().layers.len());
+        let screen = &mut self.screen;
+        screen.begin();
         let options = AnswerOptions {
             max_tokens: self.max_tokens,
             stop: self.args.stop.matcher(self.vocabulary, self.end)?,
             watch: Some(&mut bar),
+            hear: &mut |heard| screen.hear(heard),
         };
-        let screen = &mut self.screen;
-        screen.begin();
-        let mut hear = |heard: Heard<'_>| screen.hear(heard);
-        let answer = self.conversation.say(&mut self.engine, &mut self.generator, text, options, &mut hear);
+        let speaker = Speaker { engine: &mut self.engine, generator: &mut self.generator };
+        let answer = self.conversation.say(speaker, text, options);
         self.cancel.store(false, Ordering::SeqCst);
         self.screen.end(answer.as_ref().ok().map(|answer| answer.ended))?;
         let answer = answer?;
@@ -326,10 +353,11 @@ impl Chat<'_> {
         Ok(())
     }
 
-    fn load(&mut self, path: &Path) -> Outcome {
+    /// Goes on with a saved conversation; gives what is to say of it.
+    fn load(&mut self, path: &Path) -> Result<String, Failure> {
         self.conversation.load(path, self.model.0, &mut self.generator)?;
         let (messages, tokens) = (self.conversation.messages().len(), self.conversation.len());
-        self.shown(&format!("Resumed {}: {messages} messages, {tokens} tokens.", path.display()))
+        Ok(format!("Resumed {}: {messages} messages, {tokens} tokens.", path.display()))
     }
 }
 
@@ -340,6 +368,8 @@ impl From<ConversationError> for Failure {
             ConversationError::Run(error) => error.into(),
             ConversationError::Sampling(error) => error.into(),
             ConversationError::File(error) => error.into(),
+            error @ ConversationError::Notes { .. } => Self::refused(error)
+                .hint("a session of `k3 generate` goes on with `k3 generate --session FILE`"),
             error => Self::refused(error),
         }
     }

@@ -41,9 +41,16 @@ impl Screen {
         self.thinking = thinking;
     }
 
-    /// A line of the program's own.
+    /// An answer of the program to its user.
     pub(super) fn note(&self, text: &str) {
         to_stderr(&format!("{}\n", text.trim_end()));
+    }
+
+    /// A word that nobody asked for: `--quiet` keeps it away.
+    pub(super) fn remark(&self, text: &str) {
+        if terminal::reports() {
+            self.note(text);
+        }
     }
 
     pub(super) fn begin(&mut self) {
@@ -54,7 +61,7 @@ impl Screen {
     pub(super) fn hear(&mut self, heard: Heard<'_>) {
         match heard {
             Heard::Thinking(text) => {
-                if self.thinking == Thinking::Shown {
+                if self.thinking == Thinking::Shown && terminal::reports() {
                     let begin = if self.dims && !self.in_thinking { "\x1b[2m" } else { "" };
                     to_stderr(&format!("{begin}{text}"));
                     self.in_thinking = true;
@@ -71,7 +78,7 @@ impl Screen {
                 let arguments: Vec<String> =
                     call.arguments.iter().map(|a| format!("{}={}", a.key, a.value())).collect();
                 let cut = if call.complete { "" } else { " (not completed)" };
-                to_stderr(&format!("[calls {}({}){cut}]\n", call.name, arguments.join(", ")));
+                self.remark(&format!("[calls {}({}){cut}]", call.name, arguments.join(", ")));
             }
         }
     }
@@ -84,8 +91,8 @@ impl Screen {
             print("\n")?;
         }
         match ended {
-            Some(Ended::Length) if self.streams => self.note("[as many tokens as allowed]"),
-            Some(Ended::Interrupted) if self.streams => self.note("[stopped]"),
+            Some(Ended::Length) if self.streams => self.remark("[as many tokens as allowed]"),
+            Some(Ended::Interrupted) if self.streams => self.remark("[stopped]"),
             _ => {}
         }
         Ok(())

@@ -76,6 +76,9 @@ fn presets(report: &Report) -> Vec<String> {
             size(o.disk_bytes_per_token_max),
             o.prediction.map_or("-".to_owned(), |p| format!("{:.3} s", p.seconds_per_token))
         ),
+        None if c.fits_no_machine => {
+            format!("{:<12}not for this model: k3 plan --preset {} says why", c.preset, c.preset)
+        }
         None => format!("{:<12}does not fit: k3 plan --preset {} says why", c.preset, c.preset),
     }));
     lines
@@ -86,7 +89,9 @@ fn conclusion(report: &Report) -> Vec<String> {
         return vec![String::new(), "No built-in preset fits this machine.".to_owned()];
     };
     let why = match advice.seconds_per_token {
-        Some(seconds) => format!("predicted at most {seconds:.3} s per token without cache hits"),
+        Some(seconds) => {
+            format!("predicted {seconds:.3} s per token without cache hits, from bytes and speeds alone")
+        }
         None => "by memory and bytes per token alone".to_owned(),
     };
     let mut lines = vec![String::new(), format!("advice: preset {}, {why}. Type:", advice.preset)];

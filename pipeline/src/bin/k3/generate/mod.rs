@@ -96,6 +96,12 @@ struct Report<'a> {
 
 /// Runs the subcommand.
 pub(crate) fn run(args: &Args) -> Outcome {
+    output::distinct(&[
+        ("--prompt-file", args.prompt.file()),
+        ("--session", args.session.as_deref()),
+        ("--dump-logits", args.dump_logits.as_deref()),
+        ("--trace", args.engine.trace()),
+    ])?;
     let planned = args.engine.plan()?;
     let tokenizer = planned.tokenizer()?;
     let vocab = planned.config.vocab;
@@ -152,13 +158,15 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 /// Tokens to generate after `have`. The last of them is decided, not fed.
-fn room(context: usize, have: usize, wanted: Option<usize>) -> Result<usize, Failure> {
+pub(crate) fn room(context: usize, have: usize, wanted: Option<usize>) -> Result<usize, Failure> {
     let room = (context + 1).saturating_sub(have);
     let hint = "raise `context.tokens` with --set, or give less";
     if room == 0 {
-        return Err(
-            Failure::refused(anyhow!("the prompt has {have} tokens, the context holds {context}")).hint(hint)
-        );
+        let over = report::count((have - context) as u64, "token");
+        return Err(Failure::refused(anyhow!(
+            "the prompt is {over} too long: it has {have} tokens, the context holds {context}"
+        ))
+        .hint(hint));
     }
     match wanted {
         None => Ok(MAX_TOKENS.min(room)),

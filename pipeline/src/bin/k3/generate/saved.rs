@@ -77,6 +77,7 @@ impl<'a> Place<'a> {
         let meta = session_file::resume(self.path, session, self.fingerprint)?;
         let notes: Notes = serde_json::from_slice(&meta.notes).map_err(|_| {
             Failure::refused(anyhow!("{}: the session was not saved by `k3 generate`", self.path.display()))
+                .hint("a session of `k3 chat` goes on with `k3 chat --session FILE`")
         })?;
         let text = [session.tokens(), &[notes.decided]].concat();
         Ok(Some(Saved { text, given: notes.given, meta }))

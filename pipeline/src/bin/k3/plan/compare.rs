@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use k3_pipeline::plan::Plan;
+use k3_pipeline::plan::{Plan, Prediction};
 
 use super::Report;
 use crate::failure::Outcome;
@@ -49,11 +49,19 @@ fn rows(reports: &[Report]) -> Vec<(String, Cell)> {
     add("  head read per token", Box::new(|r| human(r.plan.traffic.head_bytes)));
     add("  experts, no cache hits", Box::new(|r| human(r.plan.traffic.expert_bytes_max)));
     add("disk per token, at most", Box::new(|r| human(r.disk_bytes_per_token_max)));
-    if reports.iter().any(|r| r.prediction.is_some()) {
-        let seconds: Cell = Box::new(|r| {
-            r.prediction.as_ref().map_or_else(String::new, |p| format!("{:.2} s", p.seconds_per_token))
-        });
-        add("predicted per token", seconds);
+    let Some(predicted) = reports.iter().find_map(|r| r.prediction) else { return rows };
+    let seconds = |time: fn(&Prediction) -> Option<f64>| -> Cell {
+        let shown = move |r: &Report| Some(format!("{:.2} s", time(r.prediction.as_ref()?)?));
+        Box::new(move |r| shown(r).unwrap_or_default())
+    };
+    match predicted.memory_seconds {
+        Some(_) => {
+            add("  disk time per token", seconds(|p| Some(p.disk_seconds)));
+            add("  memory time per token", seconds(|p| p.memory_seconds));
+            add("predicted, the longer", seconds(|p| Some(p.seconds_per_token)));
+        }
+        // Without --memory-rate.
+        None => add("predicted, disk alone", seconds(|p| Some(p.disk_seconds))),
     }
     rows
 }

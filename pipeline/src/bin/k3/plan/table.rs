@@ -134,7 +134,8 @@ fn prediction(report: &Report) -> Option<String> {
         None => "memory unknown: give --memory-rate".to_owned(),
     };
     Some(format!(
-        "predicted: at most {:.2} s per token without cache hits (disk {:.2} s, {memory}; they overlap)",
+        "predicted from bytes and rates alone: {:.2} s per token without cache hits (disk {:.2} s, {memory}; \
+         they overlap)",
         p.seconds_per_token, p.disk_seconds
     ))
 }
