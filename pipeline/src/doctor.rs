@@ -228,6 +228,8 @@ pub fn measure_memory(
             kernels.matmul(Matrix::Bf16Tiled(w), 0..rows, Columns::one(&x), Out::one(&mut part.y));
         }
     })?;
+    // What is multiplied has been read.
+    let read_bytes_per_second = read_bytes_per_second.max(product_bytes_per_second);
     Ok(MemoryFigure { threads, read_bytes_per_second, product_bytes_per_second })
 }
 

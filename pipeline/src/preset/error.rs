@@ -51,7 +51,9 @@ impl PresetError {
         let is_something_else = match self {
             Self::NotAFile { .. } | Self::NotToml(_) => true,
             Self::Invalid(problems) => problems.iter().any(|p| p.what.starts_with(NO_SCHEMA)),
-            Self::Unknown { .. } | Self::Read { .. } => false,
+            // There is a file of that name, which is not called like a preset.
+            Self::Unknown { path, .. } => !path.ends_with(".toml"),
+            Self::Read { .. } => false,
         };
         is_something_else.then(|| {
             format!(

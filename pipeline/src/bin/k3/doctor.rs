@@ -248,13 +248,14 @@ fn examine_presets(args: &Args, subject: &Subject, machine: &Machine, report: &m
 }
 
 fn without_model(machine: &Machine, report: &mut Report) -> Outcome {
-    let what = "seconds per token: they follow from the model; give --model DIR or --config FILE";
+    let what = "seconds per token: they follow from the model; give --model DIR, or --config FILE with the \
+                release's config.json or the source's golden/k3-dimensions.json";
     report.unknown.push(what.to_owned());
     report.advice = doctor::rung_by_memory(machine)?.map(|preset| Advice {
         preset,
         seconds_per_token: None,
         commands: vec![
-            format!("k3 plan --preset {preset} --config config.json"),
+            format!("k3 plan --preset {preset} --config FILE"),
             "k3 doctor --model DIR".to_owned(),
         ],
         pack_commands: Vec::new(),

@@ -133,10 +133,14 @@ impl ModelArgs {
                 let (config, tensors) = shards.open(&dir)?;
                 Ok(PlannedModel { config, tensors: Some(tensors) })
             }
-            (None, None) => {
-                Err(Failure::refused(anyhow::anyhow!("preset \"{}\" names no model", preset.name))
-                    .hint("give --model DIR, or --config FILE to plan from a config.json alone"))
-            }
+            (None, None) => Err(Failure::refused(anyhow::anyhow!(
+                "preset \"{}\" names no model",
+                preset.name
+            ))
+            .hint(
+                "give --model DIR, or --config FILE to plan from a config.json alone; --preset demo brings a \
+                         small model",
+            )),
         }
     }
 }

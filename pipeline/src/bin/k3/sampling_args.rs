@@ -48,7 +48,7 @@ pub(crate) struct SamplingArgs {
 /// Who guesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Draft {
-    /// Nobody.
+    /// No drafts.
     Off,
     /// What followed the last tokens the last time they were said.
     Lookup,

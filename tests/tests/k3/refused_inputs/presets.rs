@@ -151,6 +151,13 @@ fn names(dir: &Path) -> Vec<Case> {
             2,
             &[&what_one_is[..], &[&readme]].concat(),
         ),
+        // The tests run in the directory of their package.
+        Case::new(
+            "a file that is there, named without its path",
+            &["preset", "check", "src"],
+            2,
+            &["there is no preset \"src\"", "as in ./src\n", "a preset is a TOML text"],
+        ),
         Case::new("preset show: a README", &["preset", "show", &readme], 2, &what_one_is),
         Case::new("preset check: unknown", &["preset", "check", "labtop"], 2, &["labtop"]),
     ]

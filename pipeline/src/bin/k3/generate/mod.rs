@@ -38,9 +38,9 @@ Examples:
   k3 generate --preset demo --session s.k3s --max-tokens 40 'Shall I'
   k3 generate --preset demo --session s.k3s --max-tokens 40
 
-The last two give the text that one run with --max-tokens 80 would: half a character at the end of a
-run, or the beginning of a stop text, comes with the next. With a prompt, a session file changes nothing
-but the time: what it has already read of the same text is not read again.
+The last two give the text that one run with --max-tokens 80 would: half a character at the end
+of a run, or the beginning of a stop text, comes with the next. With a prompt, a session file
+changes nothing but the time: what it has already read of the same text is not read again.
 
 The text goes to stdout as it is decided, the report to stderr. A model directory without a
 tokenizer takes and gives token ids.")]
