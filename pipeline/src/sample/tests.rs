@@ -88,12 +88,16 @@ proptest! {
         sampler.see_output(&[TokenId(0), TokenId(0), TokenId(5)]).unwrap();
         sampler.begin(&prompt).unwrap();
         sampler.see_output(&output).unwrap();
+        let found = |sampler: &mut Sampler| -> Vec<(u32, f32)> {
+            sampler.distribution(&logits).unwrap().candidates().iter().map(|c| (c.id.0, c.weight)).collect()
+        };
         let expected = slow(&logits, &params, &prompt, &output);
-        let found: Vec<(u32, f32)> = sampler.distribution(&logits).unwrap()
-            .candidates().iter().map(|c| (c.id.0, c.weight)).collect();
-        prop_assert_eq!(&found, &expected);
+        prop_assert_eq!(&found(&mut sampler), &expected);
         let chosen = sampler.sample(&logits).unwrap();
         prop_assert!(expected.iter().any(|(id, weight)| *id == chosen.0 && *weight > 0.0));
+        // What it chose is output like what it was told.
+        let output = [&output[..], &[chosen]].concat();
+        prop_assert_eq!(found(&mut sampler), slow(&logits, &params, &prompt, &output));
     }
 
     #[test]
@@ -162,6 +166,25 @@ fn logprobs_are_of_the_raw_distribution() {
     let top = sampler.logprobs().top();
     assert_eq!(top.iter().map(|t| t.0.0).collect::<Vec<_>>(), [1, 2]);
     top.iter().for_each(|t| close(t.1, 3.0));
+}
+
+#[test]
+fn a_filter_keeps_what_just_reaches_its_border() {
+    let kept = |params: SamplingParams, logits: &[f32]| {
+        sampler(SamplingParams { temperature: 1.0, ..params }, 4)
+            .distribution(logits)
+            .unwrap()
+            .candidates()
+            .len()
+    };
+    let default = SamplingParams::default;
+    // Four of a quarter each: one reaches a quarter, two a half.
+    for (top_p, expected) in [(0.25, 1), (0.5, 2), (0.75, 3), (0.76, 4)] {
+        assert_eq!(kept(SamplingParams { top_p, ..default() }, &[2.0; 4]), expected, "{top_p}");
+    }
+    assert_eq!(kept(SamplingParams { min_p: 1.0, ..default() }, &[2.0, 2.0, 1.0, 2.0]), 3);
+    assert_eq!(kept(SamplingParams { top_k: 4, ..default() }, &[2.0; 4]), 4);
+    assert_eq!(kept(SamplingParams { top_k: 1, ..default() }, &[2.0; 4]), 1);
 }
 
 #[test]

@@ -104,6 +104,18 @@ mod tests {
     }
 
     #[test]
+    fn what_the_target_never_says_is_never_accepted() {
+        let weights = candidates(&[1.0, 0.0]);
+        let target = Distribution::new(&weights);
+        for accept_at in [0.0, 0.5] {
+            let verdict = accept_or_replace(target, |_| 0.5, TokenId(1), accept_at, 0.0);
+            assert_eq!(verdict, Verdict::Replaced(TokenId(0)));
+        }
+        // Nor is a guess of no probability refused where the target has some.
+        assert_eq!(accept_or_replace(target, |_| 0.0, TokenId(0), 0.9, 0.0), Verdict::Accepted);
+    }
+
+    #[test]
     fn five_tokens_statistically() {
         let weights = candidates(&[0.35, 0.3, 0.2, 0.15, 0.0]);
         let guess = [0.1, 0.5, 0.05, 0.05, 0.3];

@@ -8,7 +8,7 @@ use k3_pipeline::model::tensors::Fingerprint;
 use k3_pipeline::preset::Preset;
 use k3_pipeline::sample::RandomState;
 use k3_pipeline::session::{Prefill, Session};
-use k3_pipeline::session_file::{self, SessionMeta};
+use k3_pipeline::session_file::{self, SessionFileError, SessionMeta};
 use k3_pipeline::units::TokenId;
 use k3_tests::binary::{assert_refused, run};
 use k3_tests::harness::preset_engine;
@@ -97,7 +97,7 @@ fn a_draft_that_waits_or_was_committed_in_part_is_saved_as_what_it_is() {
             session_file::save(&path, &session, &meta(position)).unwrap();
             // A session that has a draft of its own waiting takes it all the same.
             session_file::resume(&path, &mut session, MODEL).unwrap();
-            assert_eq!(session.tokens(), &text[..position + right]);
+            assert_eq!((session.tokens(), session.state().draft()), (&text[..position + right], 0));
             let found = rest(&mut engine, &mut session, &text, None);
             assert!(found == want, "{committed:?} of a draft after {position}");
             // A draft that waits is no part of the text, and no reason to read it again.
@@ -117,7 +117,7 @@ fn a_mark_is_met_by_any_chunks_and_nothing_after_an_edit_is_reused() {
     let text = text(40);
     let mut engine = engine("k3-tiny-a", &["context.snapshots=3"]);
     for chunk in [1, 3, 7, 16] {
-        for edit in [5, 10, 11, 20, 30, 39] {
+        for edit in [5, 9, 10, 11, 19, 20, 29, 30, 39] {
             let mut session = Session::new(&engine);
             for position in [10, 20, 30] {
                 session.mark(position);
@@ -159,6 +159,10 @@ fn drafts_pass_a_mark_by_and_damage_is_gone_back_behind() {
     assert!(session.prefill(&mut engine, &text[15..], Prefill::default()).is_err());
     cancel.store(false, std::sync::atomic::Ordering::SeqCst);
     assert!(session.state().is_damaged());
+    let dir = tempfile::tempdir().unwrap();
+    let damaged = session_file::save(&dir.path().join("s"), &session, &meta(15));
+    assert!(matches!(damaged, Err(SessionFileError::DamagedState)));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     assert_eq!(session.reuse(&text), 15);
     assert!(rest(&mut engine, &mut session, &text, None) == fresh(&mut engine, &text));
     // The whole text again: its last token must be read, so the last mark serves.
