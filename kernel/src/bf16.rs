@@ -16,6 +16,7 @@ use crate::out::{Columns, Out};
 use crate::tile::{COLUMN_BYTES, TileLanes};
 use crate::weights::{Bf16Rows, Bf16Tiled, Matrix, TILE_ROWS, tiled_bytes};
 
+mod row_major;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -56,6 +57,14 @@ impl Kernels {
             }
             Matrix::Hn(w) if x.count == 1 => {
                 dispatch!(self, one, (w: HnTiled<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>));
+                return;
+            }
+            Matrix::Bf16Rows(w) if x.count == 1 => {
+                dispatch!(
+                    self,
+                    row_major::one,
+                    (w: Bf16Rows<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>)
+                );
                 return;
             }
             Matrix::F32Rows(w) => {

@@ -1,7 +1,7 @@
 //! Operations on a column of a tile: 16 weights, one for each row, in two vectors of 8 lanes.
 
 use crate::hn::{QUAD_BYTES, QUAD_COLS};
-use crate::lanes::Lanes;
+use crate::lanes::{LANES, Lanes};
 use crate::weights::TILE_ROWS;
 
 /// Bytes of a column of a bf16 tile.
@@ -17,6 +17,8 @@ pub trait TileLanes: Lanes {
 
     /// A column of bf16 weights, widened exactly.
     fn bf16_column(self, column: &[u8; COLUMN_BYTES]) -> [Self::F; 2];
+    /// 8 columns of 8 rows of bf16 weights, widened exactly: `v[c]` has row r in lane r.
+    fn bf16_rows(self, rows: [&[u8; 16]; LANES]) -> [Self::F; 8];
     /// A column of little-endian f32 weights.
     fn f32_column(self, column: &[u8; TILE_ROWS * 4]) -> [Self::F; 2];
     /// The lanes in the order of the rows.

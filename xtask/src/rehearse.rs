@@ -1,15 +1,20 @@
 //! `cargo xtask rehearse`: the full-scale dress rehearsal. A checkpoint with the released model's names,
 //! shapes, types and sizes as sparse files, and the release binary on it under a real memory limit.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use k3_pipeline::machine::Machine;
+use k3_pipeline::model::tensors::ModelTensors;
+use k3_pipeline::plan::{ModelShape, plan};
 use k3_pipeline::preset::{MemoryBudget, Preset};
 use k3_pipeline::units::{Bytes, Rate};
+use serde::Serialize;
+use serde_json::Value;
 
-use crate::Failure;
 use crate::checkpoint::{self, content};
-use crate::run_k3::{Generate, K3, stop_flag};
+use crate::run_k3::{Generate, K3, Report, stop_flag};
+use crate::{Failure, bench};
 
 /// Arguments of `cargo xtask rehearse`.
 #[derive(Debug, clap::Args)]
@@ -24,8 +29,9 @@ Examples:
 The checkpoint is made once, in sparse files: 1.56 TB to look at, a few GB of disk. Router, norms
 and whatever else steers the computation is real, every matrix has real rows in every part, the
 rest is zeros, which cost the same time to compute. Reading holes costs no disk time: --disk
-stands for one. The cap is a memory cgroup and needs root.
-Results go to stdout, the rest to stderr.")]
+stands for one. The computation is compared with reading the same bytes from memory once:
+--ids 163 --tokens 3 makes every pass one of a single token. The cap is a memory cgroup and needs
+root. Results go to stdout, the rest to stderr.")]
 pub(crate) struct Args {
     /// A built-in preset, or the path of a preset file.
     #[arg(long, default_value = "pocket", value_name = "NAME|FILE")]
@@ -88,12 +94,72 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         cap_bytes: cap,
     };
     let report = K3::build(stop)?.generate(&run)?;
+    let rehearsal = Rehearsal { computing: Computing::of(&report, touched_bytes(args, &model)?)?, report };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        println!("{}", serde_json::to_string_pretty(&rehearsal)?);
     } else {
-        println!("{}", report.text());
+        println!("{}\n{}", rehearsal.report.text(), rehearsal.computing.text());
     }
     Ok(())
+}
+
+/// What the run has cost, and its computation beside what memory allows.
+#[derive(Serialize)]
+struct Rehearsal {
+    #[serde(flatten)]
+    report: Report,
+    #[serde(flatten)]
+    computing: Computing,
+}
+
+/// The computation of a token beside reading each of its bytes once.
+#[derive(Serialize)]
+struct Computing {
+    /// Bytes of weights and state that a token is computed from, wherever they lie.
+    touched_bytes_per_token: u64,
+    /// How fast as many threads read memory, measured after the run.
+    memory_bytes_per_second: f64,
+    /// Computing by the clock over reading those bytes. The system's work for reads is in it.
+    compute_over_memory: f64,
+    /// The threads' time in `k3`'s own code over the same, for a pass of the whole run. The system's work is
+    /// not in it; the waiting of the threads for each other is.
+    user_over_memory: f64,
+}
+
+impl Computing {
+    fn of(report: &Report, touched: u64) -> anyhow::Result<Self> {
+        let count =
+            |value: &Value, what: &str| value.as_u64().with_context(|| format!("k3 reports no {what}"));
+        let threads = usize::try_from(count(&report.threads, "threads")?)?;
+        let passes = count(&report.prompt["passes"], "passes")? + count(&report.output["passes"], "passes")?;
+        let rate = bench::read_rate(threads);
+        let once = touched as f64 / rate;
+        Ok(Self {
+            touched_bytes_per_token: touched,
+            memory_bytes_per_second: rate,
+            compute_over_memory: report.compute_seconds_per_token / once,
+            user_over_memory: report.user_seconds / (threads as f64 * passes as f64) / once,
+        })
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "computing    {:.2} times what reading {} from memory takes at {}/s; without the system's work for \
+             reads {:.2} times",
+            self.compute_over_memory,
+            Bytes(self.touched_bytes_per_token).human(),
+            Bytes(self.memory_bytes_per_second as u64).human(),
+            self.user_over_memory
+        )
+    }
+}
+
+/// From the plan of the run.
+fn touched_bytes(args: &Args, model: &Path) -> anyhow::Result<u64> {
+    let (config, tensors) = ModelTensors::open(model, &[])?;
+    let shape = ModelShape::from_tensors(&config, &tensors);
+    let preset = Preset::load(&args.preset, &args.set)?;
+    Ok(plan(&preset, &config, &shape, &Machine::detect()?)?.traffic.touched_bytes)
 }
 
 /// The limit, from `--cap` or the preset.

@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 
 use crate::hn::{QUAD_BYTES, QUAD_COLS};
 use crate::isa::avx2::Avx2;
-use crate::lanes::Lanes;
+use crate::lanes::{LANES, Lanes};
 use crate::tile::{COLUMN_BYTES, TileLanes};
 use crate::weights::TILE_ROWS;
 
@@ -60,6 +60,31 @@ impl TileLanes for Avx2 {
     #[inline(always)]
     fn bf16_column(self, column: &[u8; COLUMN_BYTES]) -> [Self::F; 2] {
         self.widen(self.load_256(column))
+    }
+
+    #[inline(always)]
+    fn bf16_rows(self, rows: [&[u8; 16]; LANES]) -> [Self::F; 8] {
+        // SAFETY: `self` proves AVX2; each load reads the 16 bytes of a row and may be unaligned.
+        let pairs = unsafe {
+            let mut r = [_mm256_setzero_si256(); 4];
+            for (i, r) in r.iter_mut().enumerate() {
+                let low = _mm_loadu_si128(rows[i].as_ptr().cast());
+                let high = _mm_loadu_si128(rows[i + 4].as_ptr().cast());
+                *r = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+            }
+            // Columns 2 c and 2 c + 1 stay together: a shift and a mask part them.
+            let (a01, a23) = (_mm256_unpacklo_epi32(r[0], r[1]), _mm256_unpacklo_epi32(r[2], r[3]));
+            let (b01, b23) = (_mm256_unpackhi_epi32(r[0], r[1]), _mm256_unpackhi_epi32(r[2], r[3]));
+            [
+                _mm256_unpacklo_epi64(a01, a23),
+                _mm256_unpackhi_epi64(a01, a23),
+                _mm256_unpacklo_epi64(b01, b23),
+                _mm256_unpackhi_epi64(b01, b23),
+            ]
+        };
+        let [p0, p1, p2, p3] =
+            [self.widen(pairs[0]), self.widen(pairs[1]), self.widen(pairs[2]), self.widen(pairs[3])];
+        [p0[0], p0[1], p1[0], p1[1], p2[0], p2[1], p3[0], p3[1]]
     }
 
     #[inline(always)]

@@ -34,6 +34,29 @@ impl Neon {
         }
     }
 
+    /// 8 columns of 8 rows of 16-bit weights: in vector c row r stands at place r.
+    #[inline(always)]
+    fn columns(self, rows: [&[u8; 16]; LANES]) -> [uint8x16_t; 8] {
+        // SAFETY: `self` proves NEON.
+        unsafe {
+            let r: [uint16x8_t; 8] = core::array::from_fn(|i| vreinterpretq_u16_u8(self.load_128(rows[i])));
+            // Names: the first column; pairs, then fours, then eights of rows.
+            let pair = |i: usize| (vzip1q_u16(r[i], r[i + 1]), vzip2q_u16(r[i], r[i + 1]));
+            let four = |a: uint16x8_t, b: uint16x8_t| {
+                let (a, b) = (vreinterpretq_u32_u16(a), vreinterpretq_u32_u16(b));
+                (vreinterpretq_u64_u32(vzip1q_u32(a, b)), vreinterpretq_u64_u32(vzip2q_u32(a, b)))
+            };
+            let ((p0, p4), (q0, q4), (s0, s4), (t0, t4)) = (pair(0), pair(2), pair(4), pair(6));
+            let ((a0, a2), (b0, b2)) = (four(p0, q0), four(s0, t0));
+            let ((a4, a6), (b4, b6)) = (four(p4, q4), four(s4, t4));
+            let eight =
+                |a, b| [vreinterpretq_u8_u64(vzip1q_u64(a, b)), vreinterpretq_u8_u64(vzip2q_u64(a, b))];
+            let [[c0, c1], [c2, c3], [c4, c5], [c6, c7]] =
+                [eight(a0, b0), eight(a2, b2), eight(a4, b4), eight(a6, b6)];
+            [c0, c1, c2, c3, c4, c5, c6, c7]
+        }
+    }
+
     /// Decodes 4 columns of bf16 weights: rows 0..8, rows 8..16 of each.
     #[inline(always)]
     fn hn_raw(self, quad: &[u8; QUAD_BYTES], table: uint8x16_t) -> [[uint8x16_t; 2]; QUAD_COLS] {
@@ -64,6 +87,12 @@ impl TileLanes for Neon {
     fn bf16_column(self, column: &[u8; COLUMN_BYTES]) -> [Self::F; 2] {
         let (halves, _) = column.as_chunks::<16>();
         [self.widen(self.load_128(&halves[0])), self.widen(self.load_128(&halves[1]))]
+    }
+
+    #[inline(always)]
+    fn bf16_rows(self, rows: [&[u8; 16]; LANES]) -> [Self::F; 8] {
+        let columns = self.columns(rows);
+        core::array::from_fn(|c| self.widen(columns[c]))
     }
 
     #[inline(always)]
@@ -109,26 +138,9 @@ impl TileLanes for Neon {
 
     #[inline(always)]
     fn transpose(self, from: &[&[u8; 16]; TILE_ROWS], to: &mut [[u8; COLUMN_BYTES]; 8]) {
-        for half in 0..2 {
-            // SAFETY: `self` proves NEON.
-            let columns = unsafe {
-                let r: [uint16x8_t; 8] =
-                    core::array::from_fn(|i| vreinterpretq_u16_u8(self.load_128(from[half * 8 + i])));
-                // Names: the first column; pairs, then fours, then eights of rows.
-                let pair = |i: usize| (vzip1q_u16(r[i], r[i + 1]), vzip2q_u16(r[i], r[i + 1]));
-                let four = |a: uint16x8_t, b: uint16x8_t| {
-                    let (a, b) = (vreinterpretq_u32_u16(a), vreinterpretq_u32_u16(b));
-                    (vreinterpretq_u64_u32(vzip1q_u32(a, b)), vreinterpretq_u64_u32(vzip2q_u32(a, b)))
-                };
-                let ((p0, p4), (q0, q4), (s0, s4), (t0, t4)) = (pair(0), pair(2), pair(4), pair(6));
-                let ((a0, a2), (b0, b2)) = (four(p0, q0), four(s0, t0));
-                let ((a4, a6), (b4, b6)) = (four(p4, q4), four(s4, t4));
-                let eight =
-                    |a, b| [vreinterpretq_u8_u64(vzip1q_u64(a, b)), vreinterpretq_u8_u64(vzip2q_u64(a, b))];
-                [eight(a0, b0), eight(a2, b2), eight(a4, b4), eight(a6, b6)]
-            };
-            for (column, to) in columns.as_flattened().iter().zip(to.iter_mut()) {
-                self.store_128(*column, &mut to.as_chunks_mut::<16>().0[half]);
+        for (half, rows) in from.as_chunks::<8>().0.iter().enumerate() {
+            for (column, to) in self.columns(*rows).into_iter().zip(to.iter_mut()) {
+                self.store_128(column, &mut to.as_chunks_mut::<16>().0[half]);
             }
         }
     }

@@ -17,6 +17,14 @@ impl TileLanes for Scalar {
     }
 
     #[inline(always)]
+    fn bf16_rows(self, rows: [&[u8; 16]; LANES]) -> [Self::F; 8] {
+        let widened = |r: usize, c: usize| {
+            f32::from_bits(u32::from_le_bytes([0, 0, rows[r][2 * c], rows[r][2 * c + 1]]))
+        };
+        core::array::from_fn(|c| core::array::from_fn(|r| widened(r, c)))
+    }
+
+    #[inline(always)]
     fn f32_column(self, column: &[u8; TILE_ROWS * 4]) -> [Self::F; 2] {
         let (words, _) = column.as_chunks::<4>();
         let values: [f32; TILE_ROWS] = core::array::from_fn(|r| f32::from_le_bytes(words[r]));

@@ -104,6 +104,13 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Bytes per second at which `threads` threads read memory.
+pub fn read_rate(threads: usize) -> f64 {
+    let read = Read::new();
+    let times = (0..9).map(|_| Clock::Wall.time(&read, threads, 0, 1));
+    read.bytes() / median(times.collect())
+}
+
 /// GFLOP/s of the matrix kernel of this name at its largest batch, its weights from memory.
 pub fn batch_gflops(kernel: &str, threads: usize) -> Option<f64> {
     let (_, make) = matrices::CASES.iter().find(|(name, _)| *name == kernel)?;

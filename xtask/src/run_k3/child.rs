@@ -30,6 +30,10 @@ pub struct Ended {
     pub peak_rss_bytes: u64,
     /// From start to end, opening included.
     pub seconds: f64,
+    /// Processor time of all its threads in its own code.
+    pub user_seconds: f64,
+    /// Processor time of all its threads in the system's code: reads, and pages handed out.
+    pub system_seconds: f64,
 }
 
 /// Builds the release binary and says where it lies.
@@ -84,7 +88,7 @@ pub fn run(
     let mut child = Running(spawned.with_context(|| format!("cannot start {}", binary.display()))?);
     let output = collect(child.0.stdout.take());
     let words = collect(child.0.stderr.take());
-    let (status, peak_rss_bytes) = watch(&mut child.0, started, stop)?;
+    let (status, seen) = watch(&mut child.0, started, stop)?;
     let seconds = started.elapsed().as_secs_f64();
     let text = |reader: JoinHandle<io::Result<String>>| {
         reader.join().map_err(|_| anyhow!("the reader of k3's output failed"))?.context("k3's output")
@@ -105,7 +109,13 @@ pub fn run(
         bail!("k3 {}\nfailed: {why}\n{}", args.join(" "), words.trim_end());
     }
     let json = serde_json::from_str(&text).context("k3 printed no JSON object")?;
-    Ok(Ended { json, peak_rss_bytes, seconds })
+    Ok(Ended {
+        json,
+        peak_rss_bytes: seen.peak_rss_bytes,
+        seconds,
+        user_seconds: seen.cpu_seconds[0],
+        system_seconds: seen.cpu_seconds[1],
+    })
 }
 
 /// Reads a pipe to its end beside everything else, so that it never fills up.
@@ -116,19 +126,29 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<io::Result<St
     })
 }
 
-/// Waits for the child and follows its memory.
+/// What the system counts of a child. None of it ever falls, so what was seen last is nearly the end.
+#[derive(Default)]
+struct Seen {
+    peak_rss_bytes: u64,
+    /// In its own code, in the system's.
+    cpu_seconds: [f64; 2],
+}
+
+/// Waits for the child and follows what it uses.
 fn watch(
     child: &mut Child,
     started: Instant,
     stop: &AtomicBool,
-) -> anyhow::Result<(std::process::ExitStatus, u64)> {
-    let status_path = format!("/proc/{}/status", child.id());
-    let (mut peak, mut noted, mut asked) = (0, Instant::now(), None::<Instant>);
+) -> anyhow::Result<(std::process::ExitStatus, Seen)> {
+    let id = child.id();
+    let file = |name: &str| fs::read_to_string(format!("/proc/{id}/{name}")).ok();
+    let (mut seen, mut noted, mut asked) = (Seen::default(), Instant::now(), None::<Instant>);
     loop {
-        // High-water marks of the kernel: they never fall, so the last one seen is nearly the final one.
-        peak = fs::read_to_string(&status_path).ok().and_then(|s| high_water(&s)).unwrap_or(0).max(peak);
+        let peak = file("status").and_then(|s| high_water(&s)).unwrap_or(0);
+        seen.peak_rss_bytes = peak.max(seen.peak_rss_bytes);
+        seen.cpu_seconds = file("stat").and_then(|s| cpu_seconds(&s)).unwrap_or(seen.cpu_seconds);
         if let Some(status) = child.try_wait().context("cannot wait for k3")? {
-            return Ok((status, peak));
+            return Ok((status, seen));
         }
         if stop.load(Ordering::SeqCst) {
             match asked {
@@ -142,7 +162,8 @@ fn watch(
         }
         if noted.elapsed() > NOTE_PERIOD {
             noted = Instant::now();
-            eprintln!("running: {:.0} s, peak {} MB", started.elapsed().as_secs_f64(), peak / 1_000_000);
+            let (seconds, peak) = (started.elapsed().as_secs_f64(), seen.peak_rss_bytes / 1_000_000);
+            eprintln!("running: {seconds:.0} s, peak {peak} MB");
         }
         thread::sleep(PERIOD);
     }
@@ -159,6 +180,14 @@ fn high_water(status: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// The 14th and 15th fields of `/proc/PID/stat`; the second is a name that may hold anything.
+fn cpu_seconds(stat: &str) -> Option<[f64; 2]> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut seconds =
+        || Some(fields.next()?.parse::<f64>().ok()? / rustix::param::clock_ticks_per_second() as f64);
+    Some([seconds()?, seconds()?])
+}
+
 /// A child that does not outlive its owner.
 struct Running(Child);
 
@@ -173,6 +202,14 @@ impl Drop for Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processor_time_is_read_behind_any_name() {
+        let ticks = rustix::param::clock_ticks_per_second();
+        let stat = format!("7 (a) 9 9 b) S 1 2 3 4 5 6 7 8 9 10 {} {} 0 0 20", 2 * ticks, ticks / 2);
+        assert_eq!(cpu_seconds(&stat), Some([2.0, 0.5]));
+        assert_eq!(cpu_seconds("7 (a) S 1 2"), None);
+    }
 
     fn sh(script: &str) -> anyhow::Result<Ended> {
         let stop = AtomicBool::new(false);

@@ -36,6 +36,10 @@ pub struct Report {
     pub expert_hits: u64,
     pub open_seconds: f64,
     pub run_seconds: f64,
+    /// Processor time of all threads from start to end, in `k3`'s own code.
+    pub user_seconds: f64,
+    /// The same in the system's code.
+    pub system_seconds: f64,
     pub isa: Value,
     pub threads: Value,
     pub disks: Value,
@@ -77,6 +81,8 @@ impl Report {
             expert_hits: number(store, "expert_hits")? as u64,
             open_seconds: number(stats, "open_seconds")?,
             run_seconds: ended.seconds,
+            user_seconds: ended.user_seconds,
+            system_seconds: ended.system_seconds,
             isa: get(stats, "isa")?.clone(),
             threads: get(stats, "threads")?.clone(),
             disks: get(stats, "disks")?.clone(),
@@ -113,8 +119,8 @@ impl Report {
             self.expert_requests, self.expert_hits
         ));
         lines.push(format!(
-            "opened in    {:.2} s; the whole run took {:.1} s",
-            self.open_seconds, self.run_seconds
+            "opened in    {:.2} s; the whole run took {:.1} s, {:.1} s of processor time, {:.1} s in the system",
+            self.open_seconds, self.run_seconds, self.user_seconds, self.system_seconds
         ));
         lines.push(format!("ids          {} -> {}", self.prompt_ids, self.generated_ids));
         lines.push(format!("logits       sha256 {}", self.logits_digest));
