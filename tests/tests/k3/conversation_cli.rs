@@ -1,6 +1,9 @@
 //! Tokens to text and back, conversations and sampling through the real binary.
 
-use k3_tests::binary::{assert_refused, run};
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use k3_tests::binary::{assert_refused, k3, run};
 use serde_json::{Value, json};
 
 use crate::conversation::{RESIDENT, model};
@@ -119,6 +122,33 @@ fn sessions_of_chat_and_generate_are_told_apart() {
     assert_refused("text", &arguments("chat", dir, &[&chat[..], &[text]].concat()), 2, &says);
     let says = [talk, "not saved by `k3 generate`", "k3 chat --session"];
     assert_refused("talk", &arguments("generate", dir, &[&generate[..], &[talk]].concat()), 2, &says);
+}
+
+#[test]
+fn what_cannot_be_done_is_said_and_the_conversation_goes_on() {
+    let model = model(true);
+    let args = arguments("chat", model.path().to_str().unwrap(), &["--session", "/dev/null"]);
+    assert_refused("a device", &args, 2, &["--session", "not a regular file"]);
+    let mut child = Command::new(k3())
+        .args(&args[..args.len() - 2])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let long = format!("{}\n", "word ".repeat(1100));
+    let lines = ["/set max-tokens 99999\n", "/sing\n", &long, "/exit\n"].concat();
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    for says in [
+        "99999 tokens do not fit in a context of 1024\n  hint: raise `context.tokens`",
+        "/sing is no command",
+        "too many for a context of 1024; shorten the text or raise `context.tokens`",
+    ] {
+        assert!(stderr.contains(says), "{says}: {stderr}");
+    }
 }
 
 #[test]

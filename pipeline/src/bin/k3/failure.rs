@@ -106,21 +106,18 @@ pub(crate) fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
         Err(Failure::Error { exit, error, hint }) => {
-            let mut text = in_words(&error);
-            if let Some(hint) = hint {
-                text.push_str("\n  hint: ");
-                text.push_str(&hint);
-            }
             // A closed stderr leaves nobody to tell.
-            let _ = writeln!(io::stderr().lock(), "{text}");
+            let _ = writeln!(io::stderr().lock(), "{}", in_words(&error, hint.as_deref()));
             ExitCode::from(exit as u8)
         }
     }
 }
 
-/// An error with those of its causes that it does not name itself, as the program's own word.
-pub(crate) fn in_words(error: &anyhow::Error) -> String {
-    format!("k3: {}", with_causes(error))
+/// An error with those of its causes that it does not name itself, and what to do about it, as the program's
+/// own word.
+pub(crate) fn in_words(error: &anyhow::Error, hint: Option<&str>) -> String {
+    let hint = hint.map_or(String::new(), |hint| format!("\n  hint: {hint}"));
+    format!("k3: {}{hint}", with_causes(error))
 }
 
 /// An error with those of its causes that it does not name itself.

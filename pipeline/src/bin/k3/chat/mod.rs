@@ -229,7 +229,9 @@ impl Chat<'_> {
             };
             match outcome {
                 // What cannot be done is said, and the conversation goes on.
-                Err(Failure::Error { error, .. }) => self.screen.note(&in_words(&error)),
+                Err(Failure::Error { error, hint, .. }) => {
+                    self.screen.note(&in_words(&error, hint.as_deref()));
+                }
                 outcome => outcome?,
             }
         }
