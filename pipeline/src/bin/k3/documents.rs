@@ -153,6 +153,20 @@ mod tests {
     }
 
     #[test]
+    fn no_option_stands_under_a_heading_of_others() {
+        let mut root = Cli::command();
+        root.build();
+        for command in all(&root) {
+            for arg in command.get_arguments() {
+                let heading = arg.get_help_heading();
+                let is_common =
+                    ["json", "session", "max_tokens", "quiet", "model"].contains(&arg.get_id().as_str());
+                assert!(!is_common || heading.is_none(), "{}: {arg}: {heading:?}", command.get_name());
+            }
+        }
+    }
+
+    #[test]
     fn every_command_has_examples() {
         let mut root = Cli::command();
         root.build();

@@ -54,7 +54,7 @@ Exit codes: 0 success; 1 the run failed; 2 usage, or a refused config, preset or
 )]
 pub(crate) struct Cli {
     /// Nothing on stderr but errors: no reports, no progress.
-    #[arg(long, short, global = true)]
+    #[arg(long, short, global = true, display_order = 900)]
     quiet: bool,
     #[command(subcommand)]
     command: Command,

@@ -49,10 +49,6 @@ pub(crate) struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     prompt: PromptArgs,
-    #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
-    stop: StopArgs,
     /// Most tokens to generate; without it, 256 or what the context has room for.
     #[arg(long, value_name = "N", value_parser = max_tokens, allow_hyphen_values = true)]
     max_tokens: Option<usize>,
@@ -70,6 +66,11 @@ pub(crate) struct Args {
     /// With --json: log-probabilities of every token and of the N most likely ones in its place.
     #[arg(long, value_name = "N", requires = "json")]
     logprobs: Option<usize>,
+    // Last: what stands below these would come under their headings.
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    stop: StopArgs,
 }
 
 /// Most tokens that can be asked for.
