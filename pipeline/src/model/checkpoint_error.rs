@@ -36,7 +36,7 @@ pub enum CheckpointProblem {
     },
     /// A weight file that the index names is nowhere.
     #[error(
-        "{file}: named in model.safetensors.index.json, but not in {}; download it or add its directory",
+        "{file}: named in model.safetensors.index.json, but not in {}; download it, or name its directory with --shards",
         dirs(searched)
     )]
     ShardMissing {
