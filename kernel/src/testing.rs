@@ -21,6 +21,12 @@ macro_rules! each_isa {
     };
 }
 
+/// Cases of a property test: `PROPTEST_CASES`, or `usual` where that is not set.
+#[must_use]
+pub fn cases(usual: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(usual)
+}
+
 /// Runs `compute` on every instruction set and returns the scalar result.
 ///
 /// # Panics

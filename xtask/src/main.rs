@@ -11,6 +11,7 @@ mod checkpoint;
 mod golden;
 mod isa;
 mod ladder;
+mod miri;
 mod no_std;
 mod overlap;
 mod passes;
@@ -55,6 +56,8 @@ enum Task {
     Isa(isa::Options),
     /// Time per token at every memory budget that fits, and over the split of one: a table and a picture.
     Ladder(ladder::Args),
+    /// The scalar kernels, the arenas and the compute threads under Miri, where it can be had.
+    Miri(miri::Options),
     /// Compares the time of a token with the longer of disk and computation, at several disk speeds.
     Overlap(overlap::Args),
     /// Measures what passes of many tokens cost: prompts, drafts, memory.
@@ -109,6 +112,7 @@ fn main() -> ExitCode {
         Task::Golden(args) => golden::run(&args),
         Task::Isa(options) => isa::run(&options),
         Task::Ladder(args) => ladder::run(&args),
+        Task::Miri(options) => miri::run(&options),
         Task::Overlap(args) => overlap::run(&args),
         Task::Passes(args) => passes::run(&args),
         Task::Record(args) => record::run(&args),

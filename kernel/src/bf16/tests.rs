@@ -10,6 +10,7 @@ use crate::F32Rows;
 use crate::dispatch::Isa;
 use crate::hn::{hn_encode, hn_encoded_max};
 use crate::matrix_oracle as matrix;
+use crate::testing::cases;
 
 fn kernels() -> impl Iterator<Item = Kernels> {
     Isa::ALL.into_iter().filter_map(Kernels::new)
@@ -88,6 +89,7 @@ fn check(bytes: &[u8], (rows, cols): (usize, usize), x: &[f32], count: usize) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too much for an interpreter; `any_bits` and others run the same code")]
 fn every_length_around_lanes_tiles_and_chunks() {
     for cols in [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 255, 256, 257, 260, 511, 513] {
         for rows in [1, 2, 15, 16, 17, 33, 64, 65, 80] {
@@ -98,8 +100,9 @@ fn every_length_around_lanes_tiles_and_chunks() {
 
 #[test]
 fn every_batch_width() {
+    let shapes: &[(usize, usize)] = if cfg!(miri) { &[(17, 9)] } else { &[(16, 40), (21, 300)] };
     for count in 0..=14 {
-        for (rows, cols) in [(16, 40), (21, 300)] {
+        for &(rows, cols) in shapes {
             check(&weights(rows, cols, 3, true), (rows, cols), &values(cols * count, 5), count);
         }
     }
@@ -211,6 +214,7 @@ fn tiles_hold_every_weight() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too much for an interpreter; `any_bits` and others run the same code")]
 fn error_against_f64() {
     let (rows, cols) = (64, 7168);
     let bytes = weights(rows, cols, 23, false);
@@ -234,11 +238,14 @@ fn a_range_within_a_tile_is_refused() {
     Kernels::scalar().matmul(Matrix::Bf16Tiled(tiled), 8..9, Columns::one(&[1.0]), Out::one(&mut [0.0]));
 }
 
+/// Rows, columns and batches at random end before these; an interpreter is some thousand times slower.
+const END: (usize, usize, usize) = if cfg!(miri) { (18, 280, 3) } else { (70, 600, 9) };
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(cases(48)))]
 
     #[test]
-    fn any_shape_any_bits(rows in 1usize..70, cols in 0usize..600, count in 1usize..9, seed: u64, any_bits: bool) {
+    fn any_shape_any_bits(rows in 1..END.0, cols in 0..END.1, count in 1..END.2, seed: u64, any_bits: bool) {
         let mut bytes = weights(rows, cols, seed, true);
         if any_bits {
             for (i, byte) in bytes.iter_mut().enumerate() {

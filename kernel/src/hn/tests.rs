@@ -50,6 +50,7 @@ fn what_is_encoded_comes_back() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too much for an interpreter")]
 fn trained_spread_takes_three_quarters() {
     let (rows, cols) = (64, 2048);
     let bytes: Vec<u8> = (0..rows * cols)

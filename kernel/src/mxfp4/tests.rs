@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::dispatch::Isa;
 use crate::matrix_oracle as matrix;
+use crate::testing::cases;
 
 fn kernels() -> impl Iterator<Item = Kernels> {
     Isa::ALL.into_iter().filter_map(Kernels::new)
@@ -70,6 +71,7 @@ fn check(packed: &[u8], scales: &[u8], rows: usize, x: &[f32], count: usize) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too much for an interpreter; `any_bits` and others run the same code")]
 fn every_length_around_lanes_pairs_and_blocks() {
     for groups in [1, 2, 3, 4, 7, 8, 9, 10, 15, 16, 17, 31, 33] {
         for rows in [1, 2, 7, 8, 9, 16, 19] {
@@ -89,6 +91,7 @@ fn every_batch_width() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too much for an interpreter; `any_bits` and others run the same code")]
 fn all_codes_with_all_scale_bytes() {
     let packed: Vec<u8> = (0..256 * 16).map(|i| (i % 8 * 2) as u8 | ((i % 8 * 2 + 1) as u8) << 4).collect();
     let scale_bytes: Vec<u8> = (0..=255).collect();
@@ -197,6 +200,7 @@ fn quantised_bytes_are_the_same_everywhere() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too much for an interpreter; `any_bits` and others run the same code")]
 fn error_against_f64() {
     let (rows, cols) = (64, 3584);
     let (packed, scales) = (noise(rows * cols / 2, 16), scales(rows * cols / 32, 17));
@@ -212,11 +216,14 @@ fn error_against_f64() {
     assert!((error / size).sqrt() < 1e-6, "relative error {:e}", (error / size).sqrt());
 }
 
+/// Rows, groups and batches at random end before these; an interpreter is some thousand times slower.
+const END: (usize, usize, usize) = if cfg!(miri) { (10, 6, 3) } else { (20, 20, 5) };
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(cases(64)))]
 
     #[test]
-    fn any_bits(rows in 1usize..20, groups in 1usize..20, count in 1usize..5, seed: u64, exponent in -150i32..128) {
+    fn any_bits(rows in 1..END.0, groups in 1..END.1, count in 1..END.2, seed: u64, exponent in -150i32..128) {
         let packed = noise(rows * groups * 16, seed);
         let scale_bytes = noise(rows * groups, seed ^ 1);
         let size = 2f64.powi(exponent);

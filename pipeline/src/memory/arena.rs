@@ -19,7 +19,9 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+#[cfg(not(miri))]
+use rustix::mm::Advice;
+use rustix::mm::{self, MapFlags, ProtFlags};
 use thiserror::Error;
 
 /// Slots start and end on multiples of this: what O_DIRECT asks for on every common disk.
@@ -77,6 +79,8 @@ impl Mapping {
         }
         .map_err(refused)?;
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
+        // Miri knows no advice.
+        #[cfg(not(miri))]
         // SAFETY: the range is the mapping just made. Huge pages are a wish: without them all works.
         let _ = unsafe { mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
         Ok(Self { base, len })
