@@ -88,13 +88,16 @@ impl Bits {
     }
 
     pub(super) fn text(&self) -> String {
-        let lines = self.ways.iter().map(|way| {
-            let Way { what, rows, digest, passes, seconds, is_same } = way;
-            let verdict = if *is_same { "same" } else { "DIFFERENT" };
-            format!("{verdict:<9} {digest}  {rows:>3} rows {passes:>3} passes {seconds:>6.1} s  {what}")
-        });
         let head = format!("a text of {}, {} of them the prompt", self.text_tokens, self.prompt_tokens);
-        [head].into_iter().chain(lines).collect::<Vec<_>>().join("\n")
+        [head].into_iter().chain(self.ways.iter().map(Way::text)).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Way {
+    fn text(&self) -> String {
+        let Self { what, rows, digest, passes, seconds, is_same } = self;
+        let verdict = if *is_same { "same" } else { "DIFFERENT" };
+        format!("{verdict:<9} {digest}  {rows:>3} rows {passes:>3} passes {seconds:>6.1} s  {what}")
     }
 }
 
@@ -202,14 +205,17 @@ impl Ways {
         };
         let (before, started) = (passes(engine), Instant::now());
         let said = way(engine)?;
-        self.0.push(Way {
+        let way = Way {
             what,
             rows: said.rows.len() / engine.config().vocab,
             digest: digest(&said.rows),
             passes: passes(engine) - before,
             seconds: started.elapsed().as_secs_f64(),
             is_same: want.is_none_or(|want| said.has_bits_of(want)),
-        });
+        };
+        // Minutes pass on a wide model.
+        eprintln!("way {}: {}", self.0.len() + 1, way.what);
+        self.0.push(way);
         Ok(said)
     }
 }
