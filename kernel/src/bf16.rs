@@ -31,6 +31,12 @@ const GROUP_MAX: usize = 6;
 /// Columns between two requests for what comes next.
 const AHEAD_COLS: usize = 4;
 
+/// Most columns of a batch whose values stay in L2 from one tile to the next.
+const COLUMNS_NEAR: usize = 64;
+
+/// Tiles that a product with more columns takes at a time: their chunks fit L2 beside a group of columns.
+const TILES: usize = 8;
+
 /// Tiles that are read at once by a product with one vector: memory likes several distant streams.
 const STREAMS: usize = 4;
 
@@ -145,29 +151,54 @@ fn tile_all<L: TileLanes>(l: L, src: Bf16Rows<'_>, dst: &mut [u8]) {
     }
 }
 
-/// Any number of columns, tile by tile and chunk by chunk: a chunk is read once for all columns.
+/// Any number of columns. Those of many tokens fit no cache near the core: then several tiles take what has been
+/// fetched of them.
 #[inline(always)]
-fn many<L: TileLanes, S: Source>(l: L, w: S, rows: Range<usize>, x: Columns<'_>, mut out: Out<'_>) {
-    let mut buffer = [S::ZEROS; CHUNK];
-    for row in rows.clone().step_by(TILE_ROWS) {
-        let part = row - rows.start..(row + TILE_ROWS).min(rows.end) - rows.start;
+fn many<L: TileLanes, S: Source>(l: L, w: S, rows: Range<usize>, x: Columns<'_>, out: Out<'_>) {
+    if x.count > COLUMNS_NEAR {
+        blocks::<L, S, TILES>(l, w, rows, x, out);
+    } else {
+        blocks::<L, S, 1>(l, w, rows, x, out);
+    }
+}
+
+/// `N` tiles at a time and chunk by chunk: a chunk of the matrix is read once for all columns, one of a column
+/// once for all these tiles.
+#[inline(always)]
+fn blocks<L: TileLanes, S: Source, const N: usize>(
+    l: L,
+    w: S,
+    rows: Range<usize>,
+    x: Columns<'_>,
+    mut out: Out<'_>,
+) {
+    let mut buffers = [[S::ZEROS; CHUNK]; N];
+    for row in rows.clone().step_by(TILE_ROWS * N) {
+        let part = row - rows.start..(row + TILE_ROWS * N).min(rows.end) - rows.start;
+        let tiles = part.len().div_ceil(TILE_ROWS);
         for first in (0..w.cols().max(1)).step_by(CHUNK) {
             let cols = first..(first + CHUNK).min(w.cols());
-            let chunk = w.chunk(l, row, cols.clone(), &mut buffer);
+            let mut chunks: [&[S::Column]; N] = [&[]; N];
+            for (i, (chunk, buffer)) in chunks.iter_mut().zip(&mut buffers).take(tiles).enumerate() {
+                *chunk = w.chunk(l, row + i * TILE_ROWS, cols.clone(), buffer);
+            }
             let mut t = 0;
             while t < x.count {
                 // As even groups as can be, none larger than GROUP_MAX.
                 let left = x.count - t;
                 let size = left.div_ceil(left.div_ceil(GROUP_MAX));
-                let share = size_of_val(chunk) * t / x.count..size_of_val(chunk) * (t + size) / x.count;
-                let place = (t, part.clone(), cols.clone(), share);
-                match size {
-                    1 => group::<L, S, 1>(l, chunk, &x, &mut out, place),
-                    2 => group::<L, S, 2>(l, chunk, &x, &mut out, place),
-                    3 => group::<L, S, 3>(l, chunk, &x, &mut out, place),
-                    4 => group::<L, S, 4>(l, chunk, &x, &mut out, place),
-                    5 => group::<L, S, 5>(l, chunk, &x, &mut out, place),
-                    _ => group::<L, S, 6>(l, chunk, &x, &mut out, place),
+                for (i, chunk) in chunks.into_iter().take(tiles).enumerate() {
+                    let share = size_of_val(chunk) * t / x.count..size_of_val(chunk) * (t + size) / x.count;
+                    let top = part.start + i * TILE_ROWS;
+                    let place = (t, top..(top + TILE_ROWS).min(part.end), cols.clone(), share);
+                    match size {
+                        1 => group::<L, S, 1>(l, chunk, &x, &mut out, place),
+                        2 => group::<L, S, 2>(l, chunk, &x, &mut out, place),
+                        3 => group::<L, S, 3>(l, chunk, &x, &mut out, place),
+                        4 => group::<L, S, 4>(l, chunk, &x, &mut out, place),
+                        5 => group::<L, S, 5>(l, chunk, &x, &mut out, place),
+                        _ => group::<L, S, 6>(l, chunk, &x, &mut out, place),
+                    }
                 }
                 t += size;
             }

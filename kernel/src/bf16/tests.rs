@@ -109,6 +109,16 @@ fn every_batch_width() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too much for an interpreter; it runs the code of fewer columns")]
+fn many_columns_share_what_is_read_for_several_tiles() {
+    for count in [COLUMNS_NEAR, COLUMNS_NEAR + 1, 2 * COLUMNS_NEAR + 3] {
+        for rows in [1, 17, 16 * TILES - 1, 16 * TILES, 16 * TILES + 1, 16 * TILES + 37] {
+            check(&weights(rows, 270, 3, true), (rows, 270), &values(270 * count, 5), count);
+        }
+    }
+}
+
+#[test]
 fn special_inputs_and_weights() {
     let specials = [
         0.0,

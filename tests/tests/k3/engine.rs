@@ -53,6 +53,22 @@ fn one_digest_for_every_size_thread_count_and_reader() {
 }
 
 #[test]
+fn a_long_prompt_in_one_pass_gives_the_bits_of_short_chunks() {
+    let text = text(150);
+    for model in ["k3-tiny-a", "k3-tiny-b"] {
+        let last = [16, 64, 150].map(|tokens| {
+            let preset = Preset::load("demo", &[format!("pass.tokens={tokens}")]).unwrap();
+            let mut engine = preset_engine(&preset, &golden_model(model));
+            let mut session = Session::new(&engine);
+            let row = bits(session.prefill(&mut engine, &text, Prefill::default()).unwrap().data());
+            assert_eq!(engine.stats().prefill.passes, 150_u64.div_ceil(tokens));
+            row
+        });
+        assert!(last[1..].iter().all(|row| *row == last[0]), "{model}");
+    }
+}
+
+#[test]
 fn every_built_in_preset_gives_the_same_bits() {
     let text = text(19);
     let want = all_logits(&mut demo_engine(&[]), &text, None);
