@@ -20,6 +20,9 @@ const SPEEDS: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 /// What a token may take, in terms of the longer of the two.
 const RATIO_MAX: f64 = 1.10;
 const PRESET: &str = "auto";
+/// Above any disk. Runs without a limit have this one, so that they read through the same threads as the
+/// limited ones, whose work is part of the computation's time.
+const NO_LIMIT: Rate = Rate(Bytes(1_000_000_000_000));
 
 /// Arguments of `cargo xtask overlap`.
 #[derive(Debug, clap::Args)]
@@ -106,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         model: &model,
         ids: &args.ids,
         tokens: args.tokens,
-        disk,
+        disk: disk.or(Some(NO_LIMIT)),
         cap_bytes: None,
     };
     let note = |what: &[(usize, Option<Rate>)], case: usize, repeat: u32| {
