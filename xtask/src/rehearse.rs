@@ -1,12 +1,9 @@
 //! `cargo xtask rehearse`: the full-scale dress rehearsal. A checkpoint with the released model's names,
 //! shapes, types and sizes as sparse files, and the release binary on it under a real memory limit.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use k3_pipeline::machine::Machine;
-use k3_pipeline::model::tensors::ModelTensors;
-use k3_pipeline::plan::{ModelShape, plan};
 use k3_pipeline::preset::{MemoryBudget, Preset};
 use k3_pipeline::units::{Bytes, Rate};
 use serde::Serialize;
@@ -93,8 +90,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         disk: args.disk,
         cap_bytes: cap,
     };
-    let report = K3::build(stop)?.generate(&run)?;
-    let rehearsal = Rehearsal { computing: Computing::of(&report, touched_bytes(args, &model)?)?, report };
+    let k3 = K3::build(stop)?;
+    let touched = touched_bytes(&k3, &run)?;
+    let report = k3.generate(&run)?;
+    let rehearsal = Rehearsal { computing: Computing::of(&report, touched)?, report };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rehearsal)?);
     } else {
@@ -154,12 +153,14 @@ impl Computing {
     }
 }
 
-/// From the plan of the run.
-fn touched_bytes(args: &Args, model: &Path) -> anyhow::Result<u64> {
-    let (config, tensors) = ModelTensors::open(model, &[])?;
-    let shape = ModelShape::from_tensors(&config, &tensors);
-    let preset = Preset::load(&args.preset, &args.set)?;
-    Ok(plan(&preset, &config, &shape, &Machine::detect()?)?.traffic.touched_bytes)
+/// From the plan of the run, as `k3 plan` prints it.
+fn touched_bytes(k3: &K3, run: &Generate<'_>) -> anyhow::Result<u64> {
+    let model = run.model.display().to_string();
+    let args = ["plan", "--json", "--preset", run.preset, "--model", &model].map(str::to_owned);
+    let changes = run.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
+    let plan = k3.run(&args.into_iter().chain(changes).collect::<Vec<_>>(), None)?.json;
+    let touched = plan.pointer("/traffic/touched_bytes").and_then(Value::as_u64);
+    touched.context("the plan of k3 has no traffic.touched_bytes")
 }
 
 /// The limit, from `--cap` or the preset.
