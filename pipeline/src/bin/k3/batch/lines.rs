@@ -57,9 +57,8 @@ impl Lines {
             .spawn(move || {
                 let mut input = BufReader::new(input);
                 let mut number = 0;
-                while let Some(text) = next_line(&mut input) {
+                while let Some((text, is_last)) = next_line(&mut input) {
                     number += 1;
-                    let is_last = text.is_err();
                     // Nobody listens any more: the command is over.
                     if send.send(Line { number, text }).is_err() || is_last {
                         break;
@@ -85,18 +84,27 @@ impl Lines {
     }
 }
 
-/// A line without its end; `None` after the last. An error ends the input, except for text that is not
-/// UTF-8, which is kept as a line that will not parse.
-fn next_line(input: &mut impl BufRead) -> Option<Result<String, String>> {
+/// A line without its end, or what is wrong with it, and whether that ends the input; `None` after the last.
+fn next_line(input: &mut impl BufRead) -> Option<(Result<String, String>, bool)> {
     let mut bytes = Vec::new();
     match input.take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes) {
-        Err(error) => Some(Err(format!("cannot read on: {error}"))),
+        Err(error) => Some((Err(format!("cannot read on: {error}")), true)),
         Ok(0) => None,
         Ok(n) if n as u64 == LINE_BYTES_MAX && bytes.last() != Some(&b'\n') => {
-            Some(Err(format!("longer than {LINE_BYTES_MAX} bytes: the input ends here")))
+            Some((Err(format!("longer than {LINE_BYTES_MAX} bytes: the input ends here")), true))
         }
-        Ok(_) => Some(Ok(String::from_utf8_lossy(&bytes).trim().to_owned())),
+        Ok(_) => Some((text(bytes), false)),
     }
+}
+
+fn text(bytes: Vec<u8>) -> Result<String, String> {
+    let text = String::from_utf8(bytes).map_err(|error| {
+        format!(
+            "not UTF-8 text: byte {} of the line begins no character",
+            error.utf8_error().valid_up_to() + 1
+        )
+    })?;
+    Ok(text.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -105,17 +113,19 @@ mod tests {
 
     #[test]
     fn lines_come_one_by_one() {
-        let mut input: &[u8] = b"a\r\n\n\xff\nlast";
+        let mut input: &[u8] = b"a\r\n\nab\xff\nlast";
         let mut lines = Vec::new();
-        while let Some(line) = next_line(&mut input) {
-            lines.push(line.unwrap());
+        while let Some((line, is_last)) = next_line(&mut input) {
+            assert!(!is_last);
+            lines.push(line);
         }
-        assert_eq!(lines, ["a", "", "\u{fffd}", "last"]);
+        let bad = Err("not UTF-8 text: byte 3 of the line begins no character".to_owned());
+        assert_eq!(lines, [Ok("a".into()), Ok(String::new()), bad, Ok("last".into())]);
     }
 
     #[test]
     fn a_line_without_end_is_refused() {
         let mut input = BufReader::new(io::repeat(b'x'));
-        assert!(next_line(&mut input).is_some_and(|line| line.is_err()));
+        assert!(next_line(&mut input).is_some_and(|(line, is_last)| line.is_err() && is_last));
     }
 }
