@@ -30,7 +30,7 @@ pub struct Options {
 /// a processor, so these are the tests of the code that has `unsafe` in it, or is called from there.
 const SUITES: &[(&str, &[&str])] = &[
     ("scalar kernels", &["-p", "k3-kernel", "--lib", "--no-default-features", "--features", "testing"]),
-    ("arenas and compute threads", &["-p", "k3-pipeline", "--lib", "memory::", "team::"]),
+    ("arenas and compute threads", &["-p", "k3-pipeline", "--lib", "--", "memory::", "team::"]),
 ];
 
 /// Runs every suite.

@@ -33,6 +33,7 @@ fn tiled(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too much for an interpreter")]
 fn what_is_encoded_comes_back() {
     for (rows, cols) in [(16, 64), (17, 64), (5, 256), (48, 33), (100, 130), (33, 1027)] {
         for rare in [1_000_000, 50, 7] {

@@ -261,6 +261,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri stops where the system would refuse")]
     fn sizes_that_cannot_be_are_refused() {
         assert!(matches!(Arena::new("x", usize::MAX, 4096), Err(ArenaError::TooLarge { .. })));
         assert!(matches!(Arena::new("x", 1, usize::MAX), Err(ArenaError::TooLarge { .. })));
