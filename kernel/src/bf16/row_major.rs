@@ -75,7 +75,16 @@ fn whole_chunk<L: TileLanes>(l: L, rows: [&[u8]; TILE_ROWS], x: &[f32; CHUNK]) -
 #[inline(always)]
 fn short_chunk<L: TileLanes>(l: L, rows: [&[u8]; TILE_ROWS], x: &[f32]) -> [L::F; 2] {
     let mut sums = [l.splat(0.0); 2];
-    for (c, &x) in x.iter().enumerate() {
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    for (b, x) in blocks.iter().enumerate() {
+        for (sum, rows) in sums.iter_mut().zip(rows.as_chunks::<LANES>().0) {
+            let columns = l.bf16_rows(array::from_fn(|r| &rows[r].as_chunks().0[b]));
+            for c in 0..LANES {
+                *sum = l.fma(columns[c], l.splat(x[c]), *sum);
+            }
+        }
+    }
+    for (c, &x) in (blocks.len() * LANES..).zip(rest) {
         let weight =
             |r: usize| f32::from_bits(u32::from_le_bytes([0, 0, rows[r][2 * c], rows[r][2 * c + 1]]));
         let column: [f32; TILE_ROWS] = array::from_fn(weight);
