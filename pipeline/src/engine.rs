@@ -14,7 +14,7 @@ use crate::model::config::ModelConfig;
 use crate::model::tensors::ModelTensors;
 use crate::plan::Plan;
 use crate::state::SequenceState;
-use crate::stats::{Phase, Stats, Tally, peak_rss_bytes};
+use crate::stats::{CpuTime, Phase, Stats, Tally, peak_rss_bytes};
 use crate::store::disks::Disks;
 use crate::store::stats::StoreCounters;
 use crate::store::{Store, StoreError, StoreOptions};
@@ -155,10 +155,11 @@ impl Engine {
         tap: Option<&mut dyn Tap>,
     ) -> Result<Logits<'_>, RunError> {
         let tokens = runs.iter().map(|run| run.tokens.len()).sum();
-        let before = self.counters.snapshot().read_bytes();
+        let cpu = || CpuTime::of(None).unwrap_or_default();
+        let (cpu_before, read_before) = (cpu(), self.counters.snapshot().read_bytes());
         let (logits, time) = self.executor.pass(runs, tap)?;
-        let read = self.counters.snapshot().read_bytes() - before;
-        self.tally.add(phase, tokens, time, read);
+        let read = self.counters.snapshot().read_bytes() - read_before;
+        self.tally.add(phase, tokens, time, cpu().since(cpu_before), read);
         Ok(logits)
     }
 

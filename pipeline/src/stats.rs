@@ -28,14 +28,21 @@ pub struct PhaseStats {
     pub seconds: f64,
     /// Of those, seconds in which the computation waited for the disk.
     pub waited_seconds: f64,
+    /// Processor time of all threads meanwhile, in this program's own code, waiting in turns included; 0
+    /// where the system does not tell.
+    pub user_seconds: f64,
+    /// The same in the system's code: reads, and pages handed out.
+    pub system_seconds: f64,
     /// Bytes read from disk meanwhile, those read ahead for the next pass among them.
     pub read_bytes: u64,
 }
 
 impl PhaseStats {
     /// Adds one pass.
-    pub(crate) fn add(&mut self, tokens: usize, time: PassTime, read_bytes: u64) {
+    pub(crate) fn add(&mut self, tokens: usize, time: PassTime, cpu: CpuTime, read_bytes: u64) {
         self.read_bytes += read_bytes;
+        self.user_seconds += cpu.user_seconds;
+        self.system_seconds += cpu.system_seconds;
         self.passes += 1;
         self.tokens += tokens as u64;
         self.seconds += time.total.as_secs_f64();
@@ -92,6 +99,41 @@ fn parse_peak(status: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// Processor time of all threads of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CpuTime {
+    /// In the program's own code.
+    pub user_seconds: f64,
+    /// In the system's.
+    pub system_seconds: f64,
+}
+
+impl CpuTime {
+    /// Of process `id`, or of this one, up to now; `None` where the system does not tell.
+    #[must_use]
+    pub fn of(id: Option<u32>) -> Option<Self> {
+        let process = id.map_or("self".to_owned(), |id| id.to_string());
+        Self::parse(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+    }
+
+    /// The 14th and 15th fields; the second is a name that may hold anything.
+    fn parse(stat: &str) -> Option<Self> {
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+        let ticks = rustix::param::clock_ticks_per_second() as f64;
+        let mut seconds = || Some(fields.next()?.parse::<f64>().ok()? / ticks);
+        Some(Self { user_seconds: seconds()?, system_seconds: seconds()? })
+    }
+
+    /// What has been used since `earlier`.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            user_seconds: self.user_seconds - earlier.user_seconds,
+            system_seconds: self.system_seconds - earlier.system_seconds,
+        }
+    }
+}
+
 /// Running totals of an engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
@@ -101,12 +143,12 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn add(&mut self, phase: Phase, tokens: usize, time: PassTime, read_bytes: u64) {
+    pub(crate) fn add(&mut self, phase: Phase, tokens: usize, time: PassTime, cpu: CpuTime, read_bytes: u64) {
         let phase = match phase {
             Phase::Prefill => &mut self.prefill,
             Phase::Decode => &mut self.decode,
         };
-        phase.add(tokens, time, read_bytes);
+        phase.add(tokens, time, cpu, read_bytes);
     }
 }
 
@@ -122,12 +164,22 @@ mod tests {
     }
 
     #[test]
+    fn processor_time_is_read_behind_any_name() {
+        let ticks = rustix::param::clock_ticks_per_second();
+        let stat = format!("7 (a) 9 9 b) S 1 2 3 4 5 6 7 8 9 10 {} {} 0 0 20", 2 * ticks, ticks / 2);
+        assert_eq!(CpuTime::parse(&stat), Some(CpuTime { user_seconds: 2.0, system_seconds: 0.5 }));
+        assert_eq!(CpuTime::parse("7 (a) S 1 2"), None);
+        assert!(CpuTime::of(None).is_some() && CpuTime::of(Some(u32::MAX)).is_none());
+    }
+
+    #[test]
     fn shares_are_of_the_passes_time() {
         let mut phase = PhaseStats::default();
         assert_eq!((phase.seconds_per_token(), phase.waited_share()), (None, None));
         let time = PassTime { total: Duration::from_secs(4), waited: Duration::from_secs(1) };
-        phase.add(8, time, 100);
-        assert_eq!(phase.read_bytes, 100);
+        let cpu = CpuTime { user_seconds: 2.5, system_seconds: 0.5 };
+        phase.add(8, time, cpu, 100);
+        assert_eq!((phase.read_bytes, phase.user_seconds, phase.system_seconds), (100, 2.5, 0.5));
         assert_eq!((phase.seconds_per_token(), phase.waited_share()), (Some(0.5), Some(0.25)));
     }
 }

@@ -1,8 +1,9 @@
 //! A team of compute threads: fork, join, and the safe ways of cutting work between them.
 //!
 //! Work is cut by rows of a matrix, by heads or by tokens, never inside a sum, so results do not
-//! depend on the number of threads. [`Team::run`] allocates nothing: the job is a borrowed closure, a
-//! waiting thread spins for a moment and then parks.
+//! depend on the number of threads. A fork allocates nothing: the job is a borrowed closure, a waiting
+//! thread spins for a moment and then parks. Shared work waits for no thread that has not begun, so a
+//! core that another program has taken costs its part of the speed and no more.
 
 #![allow(unsafe_code)]
 
@@ -19,6 +20,8 @@ use k3_kernel::Out;
 /// Rows that a matrix product may be cut at: the height of a weight tile.
 pub const ROW_GRANULE: usize = k3_kernel::TILE_ROWS;
 
+/// In [`Shared::gate`]: the job may be entered. The other bits count the workers inside.
+const OPEN: usize = 1 << (usize::BITS - 1);
 /// Turns of the wait loop before a thread parks: a few tens of microseconds.
 const SPINS: u32 = 2000;
 /// Pieces per thread that rows are cut into, so that a delayed thread does not hold up the rest.
@@ -40,7 +43,7 @@ pub enum TeamError {
     Panicked,
 }
 
-/// A borrowed job with its lifetime erased; see the proof in [`Team::run`].
+/// A borrowed job with its lifetime erased; see the proof in [`Team::fork`].
 struct Job {
     call: *const (dyn Fn(usize) + Sync),
     caller: Thread,
@@ -49,10 +52,12 @@ struct Job {
 struct Shared {
     /// Number of the current job; a change starts the workers.
     generation: AtomicUsize,
-    /// Written by the caller before `generation` changes, read by the workers after.
+    /// Written by the caller while `gate` is 0, read by workers that are inside.
     job: UnsafeCell<Option<Job>>,
-    /// Workers that have not finished the current job.
-    pending: AtomicUsize,
+    /// [`OPEN`], and the number of workers inside the job.
+    gate: AtomicUsize,
+    /// Workers that have finished the current job.
+    finished: AtomicUsize,
     caller_parked: AtomicBool,
     panicked: AtomicBool,
     stop: AtomicBool,
@@ -60,11 +65,11 @@ struct Shared {
     parked: Box<[AtomicBool]>,
 }
 
-// SAFETY: `job` is the only part that is not Sync by itself. The caller writes it while `pending` is 0
-// and no worker looks at it; workers read it between the change of `generation` (Release/Acquire) and
-// their own decrement of `pending`.
+// SAFETY: `job` is the only part that is not Sync by itself. The caller writes it while `gate` is 0, so
+// that no worker is inside and none can enter; workers read it while they are inside. Both go through
+// `gate`, which orders them (Release/Acquire).
 unsafe impl Sync for Shared {}
-// SAFETY: the raw pointer in `job` is only followed while the caller is inside `run`, and what it points
+// SAFETY: the raw pointer in `job` is only followed while the caller is inside `fork`, and what it points
 // to is Sync; the rest is Send.
 unsafe impl Send for Shared {}
 
@@ -87,7 +92,8 @@ impl Team {
         let shared = Arc::new(Shared {
             generation: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
-            pending: AtomicUsize::new(0),
+            gate: AtomicUsize::new(0),
+            finished: AtomicUsize::new(0),
             caller_parked: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -126,23 +132,36 @@ impl Team {
     /// # Errors
     /// [`TeamError::Panicked`] when the job panicked anywhere; the team can be used again.
     pub fn run(&mut self, job: &(dyn Fn(usize) + Sync)) -> Result<(), TeamError> {
-        let workers = self.workers.len();
+        self.fork(job, Attendance::Everyone)
+    }
+
+    /// Calls `job(0)` here and `job(i)` in worker i, at most once in each, and returns when all that
+    /// began have returned.
+    fn fork(&mut self, job: &(dyn Fn(usize) + Sync), attendance: Attendance) -> Result<(), TeamError> {
+        let (shared, workers) = (&*self.shared, self.workers.len());
         if workers > 0 {
-            // SAFETY: only the lifetime is changed. The pointer is followed by workers only before they
-            // decrement `pending`, and this function does not return, not even by a panic, before
-            // `pending` is 0; so the closure outlives every use.
+            // SAFETY: only the lifetime is changed. The pointer is followed by workers inside the gate
+            // alone, and this function does not return, not even by a panic, before the gate is closed
+            // and nobody is inside; so the closure outlives every use.
             let call = unsafe {
                 std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(job)
             };
-            // SAFETY: `&mut self` and `pending == 0` at the end of every run: no worker reads `job` now.
-            unsafe { *self.shared.job.get() = Some(Job { call, caller: std::thread::current() }) };
-            self.shared.pending.store(workers, Ordering::Relaxed);
-            self.shared.generation.fetch_add(1, Ordering::SeqCst);
+            // SAFETY: `&mut self` and `gate == 0` at the end of every fork: no worker reads `job` now.
+            unsafe { *shared.job.get() = Some(Job { call, caller: std::thread::current() }) };
+            shared.finished.store(0, Ordering::Relaxed);
+            shared.gate.store(OPEN, Ordering::SeqCst);
+            shared.generation.fetch_add(1, Ordering::SeqCst);
             self.wake_parked();
         }
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
-        self.wait_for_workers();
-        if self.shared.panicked.swap(false, Ordering::AcqRel) || own.is_err() {
+        if workers > 0 {
+            if attendance == Attendance::Everyone {
+                shared.wait_until(|| shared.finished.load(Ordering::SeqCst) == workers);
+            }
+            shared.gate.fetch_and(!OPEN, Ordering::SeqCst);
+            shared.wait_until(|| shared.gate.load(Ordering::SeqCst) == 0);
+        }
+        if shared.panicked.swap(false, Ordering::AcqRel) || own.is_err() {
             return Err(TeamError::Panicked);
         }
         Ok(())
@@ -156,21 +175,6 @@ impl Team {
         }
     }
 
-    fn wait_for_workers(&self) {
-        let done = || self.shared.pending.load(Ordering::Acquire) == 0;
-        for _ in 0..self.shared.spins {
-            if done() {
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        self.shared.caller_parked.store(true, Ordering::SeqCst);
-        while self.shared.pending.load(Ordering::SeqCst) != 0 {
-            std::thread::park();
-        }
-        self.shared.caller_parked.store(false, Ordering::SeqCst);
-    }
-
     /// Calls `job(worker, item)` once for every item of `0..items`; threads take the next free item. A
     /// single item is not worth waking anybody: the caller runs it.
     ///
@@ -182,15 +186,14 @@ impl Team {
             return alone.map_err(|_| TeamError::Panicked);
         }
         let next = AtomicUsize::new(0);
-        self.run(&|worker| {
-            loop {
-                let item = next.fetch_add(1, Ordering::Relaxed);
-                if item >= items {
-                    return;
-                }
-                job(worker, item);
+        let work = |worker| loop {
+            let item = next.fetch_add(1, Ordering::Relaxed);
+            if item >= items {
+                return;
             }
-        })
+            job(worker, item);
+        };
+        self.fork(&work, Attendance::WhoeverComes)
     }
 
     /// Cuts the rows of all `outs`, of which there are equally many, at multiples of [`ROW_GRANULE`] and
@@ -259,6 +262,38 @@ impl Drop for Team {
     }
 }
 
+/// Which threads a job needs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attendance {
+    /// All of them.
+    Everyone,
+    /// The caller, who can do all of it, and whoever begins before the caller is done.
+    WhoeverComes,
+}
+
+impl Shared {
+    /// Enters the current job, unless it is closed.
+    fn enter(&self) -> bool {
+        let open = |gate| (gate & OPEN != 0).then_some(gate + 1);
+        self.gate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, open).is_ok()
+    }
+
+    /// The caller's wait: spins, then parks until a worker leaves.
+    fn wait_until(&self, done: impl Fn() -> bool) {
+        for _ in 0..self.spins {
+            if done() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        self.caller_parked.store(true, Ordering::SeqCst);
+        while !done() {
+            std::thread::park();
+        }
+        self.caller_parked.store(false, Ordering::SeqCst);
+    }
+}
+
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
     loop {
@@ -266,18 +301,27 @@ fn work(shared: &Shared, index: usize) {
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: `generation` changed, so `run` has written the job and does not write again before
-        // this worker decrements `pending`.
-        let Some((call, caller)) =
-            (unsafe { &*shared.job.get() }).as_ref().map(|job| (job.call, job.caller.clone()))
-        else {
-            return;
-        };
-        // SAFETY: `run` keeps the closure alive until `pending` is 0.
-        if catch_unwind(AssertUnwindSafe(|| unsafe { (*call)(index) })).is_err() {
-            shared.panicked.store(true, Ordering::Release);
+        if !shared.enter() {
+            continue;
         }
-        if shared.pending.fetch_sub(1, Ordering::SeqCst) == 1 && shared.caller_parked.load(Ordering::SeqCst) {
+        // A later job than the one that woke this thread may be the one that was entered. It stays the
+        // current one while this thread is inside.
+        seen = shared.generation.load(Ordering::SeqCst);
+        // SAFETY: inside, so `fork` has written the job and does not write again before this worker has
+        // left.
+        let job = unsafe { &*shared.job.get() };
+        let caller = job.as_ref().map(|job| {
+            // SAFETY: `fork` keeps the closure alive until this worker has left.
+            if catch_unwind(AssertUnwindSafe(|| unsafe { (*job.call)(index) })).is_err() {
+                shared.panicked.store(true, Ordering::Release);
+            }
+            job.caller.clone()
+        });
+        shared.finished.fetch_add(1, Ordering::SeqCst);
+        shared.gate.fetch_sub(1, Ordering::SeqCst);
+        if let Some(caller) = caller
+            && shared.caller_parked.load(Ordering::SeqCst)
+        {
             caller.unpark();
         }
     }

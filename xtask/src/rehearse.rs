@@ -120,8 +120,8 @@ struct Computing {
     memory_bytes_per_second: f64,
     /// Computing by the clock over reading those bytes. The system's work for reads is in it.
     compute_over_memory: f64,
-    /// The threads' time in `k3`'s own code over the same, for a pass of the whole run. The system's work is
-    /// not in it; the waiting of the threads for each other is.
+    /// The threads' time in `k3`'s own code over the same. The system's work is not in it; the waiting of the
+    /// threads for each other is.
     user_over_memory: f64,
 }
 
@@ -130,14 +130,19 @@ impl Computing {
         let count =
             |value: &Value, what: &str| value.as_u64().with_context(|| format!("k3 reports no {what}"));
         let threads = usize::try_from(count(&report.threads, "threads")?)?;
-        let passes = count(&report.prompt["passes"], "passes")? + count(&report.output["passes"], "passes")?;
+        let phases = [&report.prompt, &report.output];
+        let (mut passes, mut user) = (0, 0.0);
+        for phase in phases {
+            passes += count(&phase["passes"], "passes")?;
+            user += phase["user_seconds"].as_f64().context("k3 reports no user_seconds")?;
+        }
         let rate = bench::read_rate(threads);
         let once = touched as f64 / rate;
         Ok(Self {
             touched_bytes_per_token: touched,
             memory_bytes_per_second: rate,
             compute_over_memory: report.compute_seconds_per_token / once,
-            user_over_memory: report.user_seconds / (threads as f64 * passes as f64) / once,
+            user_over_memory: user / (threads as f64 * passes as f64) / once,
         })
     }
 

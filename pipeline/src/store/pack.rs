@@ -32,6 +32,8 @@ use crate::schedule::{BlockId, Partition};
 const MAGIC: [u8; 8] = *b"K3PACK\0\x01";
 /// Bytes of the head, and where the first block lies.
 pub(crate) const HEAD_BYTES: u64 = SLOT_ALIGN as u64;
+/// Of those, the bytes in use.
+const HEAD_WORDS_BYTES: u64 = 40;
 /// Manifests are a few hundred bytes per block; more than this is no manifest.
 const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 
@@ -47,11 +49,11 @@ pub enum PackError {
         detail: String,
     },
     /// What lies where the pack is to be written is something else: it is left as it is.
-    #[error("{} exists and is {what}; name another file, or remove it first", path.display())]
+    #[error("{} exists and is {what}; give another name, or remove it first", path.display())]
     WouldReplace {
         /// The file.
         path: PathBuf,
-        /// What it is not.
+        /// What it is.
         what: &'static str,
     },
     /// The pack was made from another checkpoint or with another block size.
@@ -259,18 +261,53 @@ pub fn open_pack(
     Ok((WeightFile { path: path.to_owned(), bytes }, packed))
 }
 
-/// Refuses a target that holds anything but a pack, of whatever version: a slip in its name must not cost a
-/// weight file.
-pub(super) fn keep_what_is_no_pack(out: &Path) -> Result<(), PackError> {
+/// Refuses a target that holds anything but a pack, of whatever version, or one for another checkpoint or
+/// block size: a slip in its name must not cost a weight file, nor the work of another pack.
+pub(super) fn keep_what_is_another(out: &Path, identity: PackIdentity) -> Result<(), PackError> {
     let Ok(meta) = std::fs::metadata(out) else { return Ok(()) };
-    let replaced = || PackError::WouldReplace { path: out.to_owned(), what: "no pack" };
+    let replaced = |what| Err(PackError::WouldReplace { path: out.to_owned(), what });
     if !meta.is_file() {
-        return Err(replaced());
+        return replaced("no pack");
     }
     let open = |source| PackError::Open { path: out.to_owned(), source };
     let mut begins = [0; 6];
     let read = File::open(out).map_err(open)?.read_exact_at(&mut begins, 0);
-    if read.is_err() || begins != MAGIC[..6] { Err(replaced()) } else { Ok(()) }
+    if read.is_err() || begins != MAGIC[..6] {
+        return replaced("no pack");
+    }
+    let (made_for, wanted) = match read_manifest(out) {
+        Ok((manifest, ..)) => (manifest.made_for, Preamble::from(identity)),
+        // A damaged one is of no use to anybody.
+        Err(_) => return Ok(()),
+    };
+    if made_for.fingerprint != wanted.fingerprint {
+        return replaced("the pack of another checkpoint");
+    }
+    if made_for.block_bytes != wanted.block_bytes {
+        return replaced("a pack with another block size");
+    }
+    Ok(())
+}
+
+/// Checks that what lies between the blocks of an opened pack is still zeros, and in the rest of its head.
+///
+/// # Errors
+/// Names the first place that is not.
+pub(super) fn check_padding(path: &Path, blocks: &[StoredBlock]) -> Result<(), PackError> {
+    let not = |detail: String| PackError::NotAPack { path: path.to_owned(), detail };
+    let file = File::open(path).map_err(|source| PackError::Open { path: path.to_owned(), source })?;
+    let blocks = blocks.iter().map(|b| (b.extent.offset + b.extent.bytes, b.extent.offset, b.extent.bytes));
+    let gaps = blocks.map(|(from, offset, bytes)| from..next_offset(offset, bytes));
+    let mut bytes = [0; SLOT_ALIGN];
+    for gap in std::iter::once(HEAD_WORDS_BYTES..HEAD_BYTES).chain(gaps) {
+        let bytes = &mut bytes[..(gap.end - gap.start) as usize];
+        file.read_exact_at(bytes, gap.start)
+            .map_err(|e| not(format!("its padding at {} cannot be read: {e}", gap.start)))?;
+        if let Some(at) = bytes.iter().position(|byte| *byte != 0) {
+            return Err(not(format!("byte {} of its padding is not zero", gap.start + at as u64)));
+        }
+    }
+    Ok(())
 }
 
 /// Sizes of the blocks in the pack at `path`, for a plan; the pack is checked as [`open_pack`] does.
@@ -297,7 +334,7 @@ fn read_manifest(path: &Path) -> Result<(Manifest, u64, u64), PackError> {
         return Err(PackError::NotARegularFile { path: path.to_owned() });
     }
     let file = File::open(path).map_err(open)?;
-    let mut page = [0; 40];
+    let mut page = [0; HEAD_WORDS_BYTES as usize];
     file.read_exact_at(&mut page, 0).map_err(|e| not(format!("its head cannot be read: {e}")))?;
     let word = |n: usize| u64::from_le_bytes(std::array::from_fn(|i| page[8 * n + i]));
     if page[..8] != MAGIC {

@@ -13,7 +13,9 @@ use super::disks::{Client, DiskOptions, Disks};
 use super::embed::EmbedReader;
 use super::error::StoreError;
 use super::gather::read_each;
-use super::pack::{Entry, PackError, PackIdentity, bytes_max, keep_what_is_no_pack, open_pack};
+use super::pack::{
+    Entry, PackError, PackIdentity, bytes_max, check_padding, keep_what_is_another, open_pack,
+};
 use super::pack_partial::Partial;
 use super::request::{Class, span};
 use super::stats::StoreCounters;
@@ -78,9 +80,9 @@ pub fn pack_trunk(
     out: &Path,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PackSummary, PackError> {
-    keep_what_is_no_pack(out)?;
-    let blocks = checkpoint_blocks(tensors, Partition::new(config, options.block_bytes));
     let identity = PackIdentity { fingerprint: tensors.fingerprint, block_bytes: options.block_bytes };
+    keep_what_is_another(out, identity)?;
+    let blocks = checkpoint_blocks(tensors, Partition::new(config, options.block_bytes));
     let mut partial = Partial::resume(out, identity, &blocks)?;
     let resumed = partial.entries().len();
     let rest = &blocks[resumed..];
@@ -106,10 +108,10 @@ pub fn pack_trunk(
     Ok(summary)
 }
 
-/// Reads every block of a pack and compares its checksum.
+/// Reads every block of a pack and compares its checksum, and looks at the padding between them.
 ///
 /// # Errors
-/// A pack that was made for something else or altered; the first damaged block.
+/// A pack that was made for something else or altered anywhere; the first damaged block.
 pub fn verify_pack(
     (config, tensors): (&ModelConfig, &ModelTensors),
     options: &PackOptions,
@@ -119,6 +121,7 @@ pub fn verify_pack(
     let blocks = checkpoint_blocks(tensors, Partition::new(config, options.block_bytes));
     let identity = PackIdentity { fingerprint: tensors.fingerprint, block_bytes: options.block_bytes };
     let (file, packed) = open_pack(pack, identity, &blocks, FileId(0))?;
+    check_padding(pack, &packed)?;
     let slot_bytes = packed.iter().map(|b| span(&b.extent)).max().unwrap_or(0);
     let arena = Arena::new("pack blocks", RING_SLOTS, slot_bytes).map_err(StoreError::from)?;
     let mut slots = arena.into_slots();

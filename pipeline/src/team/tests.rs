@@ -42,6 +42,63 @@ fn a_panic_in_any_thread_ends_the_job_and_leaves_the_team_usable() {
     }
 }
 
+/// A team whose only worker is a thread that never looks for work.
+fn team_with_an_absent_worker() -> (Team, std::sync::mpsc::Sender<()>) {
+    let (end, wait) = std::sync::mpsc::channel::<()>();
+    let mut team = Team::new(1, false).unwrap();
+    // It ends when the sender is dropped.
+    team.workers.push(std::thread::spawn(move || assert!(wait.recv().is_err())));
+    (team, end)
+}
+
+#[test]
+fn shared_work_does_not_wait_for_a_thread_that_does_not_come() {
+    let (mut team, end) = team_with_an_absent_worker();
+    for _ in 0..3 {
+        let done: Vec<AtomicUsize> = (0..7).map(|_| AtomicUsize::new(0)).collect();
+        team.items(7, &|worker, item| {
+            assert_eq!(worker, 0);
+            done[item].fetch_add(1, Ordering::Relaxed);
+        })
+        .unwrap();
+        assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+    }
+    drop(end);
+}
+
+#[test]
+fn a_thread_that_comes_late_takes_part_in_the_next_job_only() {
+    let (mut team, end) = team_with_an_absent_worker();
+    team.items(4, &|_, _| ()).unwrap();
+    // The worker wakes up with the first job in mind, which is over.
+    assert!(!team.shared.enter());
+    let late = std::sync::Barrier::new(2);
+    let shared = Arc::clone(&team.shared);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            late.wait();
+            assert!(shared.enter());
+            late.wait();
+            // The caller is done, and waits all the same.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            shared.panicked.store(true, Ordering::SeqCst);
+            // SAFETY: still inside.
+            let caller = unsafe { &*shared.job.get() }.as_ref().map(|job| job.caller.clone());
+            shared.gate.fetch_sub(1, Ordering::SeqCst);
+            caller.unwrap().unpark();
+        });
+        let first = AtomicBool::new(true);
+        let waited = team.items(2, &|_, _| {
+            if first.swap(false, Ordering::SeqCst) {
+                late.wait();
+                late.wait();
+            }
+        });
+        assert!(matches!(waited, Err(TeamError::Panicked)));
+    });
+    drop(end);
+}
+
 #[test]
 fn tiles_cover_the_array_once_and_stay_inside_their_columns() {
     let mut team = Team::new(4, false).unwrap();

@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
+use k3_pipeline::stats::CpuTime;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::cgroup::Cgroup;
@@ -30,10 +31,8 @@ pub struct Ended {
     pub peak_rss_bytes: u64,
     /// From start to end, opening included.
     pub seconds: f64,
-    /// Processor time of all its threads in its own code.
-    pub user_seconds: f64,
-    /// Processor time of all its threads in the system's code: reads, and pages handed out.
-    pub system_seconds: f64,
+    /// Processor time of all its threads.
+    pub cpu: CpuTime,
 }
 
 /// Builds the release binary and says where it lies.
@@ -109,13 +108,7 @@ pub fn run(
         bail!("k3 {}\nfailed: {why}\n{}", args.join(" "), words.trim_end());
     }
     let json = serde_json::from_str(&text).context("k3 printed no JSON object")?;
-    Ok(Ended {
-        json,
-        peak_rss_bytes: seen.peak_rss_bytes,
-        seconds,
-        user_seconds: seen.cpu_seconds[0],
-        system_seconds: seen.cpu_seconds[1],
-    })
+    Ok(Ended { json, peak_rss_bytes: seen.peak_rss_bytes, seconds, cpu: seen.cpu })
 }
 
 /// Reads a pipe to its end beside everything else, so that it never fills up.
@@ -130,8 +123,7 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<io::Result<St
 #[derive(Default)]
 struct Seen {
     peak_rss_bytes: u64,
-    /// In its own code, in the system's.
-    cpu_seconds: [f64; 2],
+    cpu: CpuTime,
 }
 
 /// Waits for the child and follows what it uses.
@@ -141,12 +133,12 @@ fn watch(
     stop: &AtomicBool,
 ) -> anyhow::Result<(std::process::ExitStatus, Seen)> {
     let id = child.id();
-    let file = |name: &str| fs::read_to_string(format!("/proc/{id}/{name}")).ok();
+    let status = || fs::read_to_string(format!("/proc/{id}/status")).ok();
     let (mut seen, mut noted, mut asked) = (Seen::default(), Instant::now(), None::<Instant>);
     loop {
-        let peak = file("status").and_then(|s| high_water(&s)).unwrap_or(0);
+        let peak = status().and_then(|s| high_water(&s)).unwrap_or(0);
         seen.peak_rss_bytes = peak.max(seen.peak_rss_bytes);
-        seen.cpu_seconds = file("stat").and_then(|s| cpu_seconds(&s)).unwrap_or(seen.cpu_seconds);
+        seen.cpu = CpuTime::of(Some(id)).unwrap_or(seen.cpu);
         if let Some(status) = child.try_wait().context("cannot wait for k3")? {
             return Ok((status, seen));
         }
@@ -180,14 +172,6 @@ fn high_water(status: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The 14th and 15th fields of `/proc/PID/stat`; the second is a name that may hold anything.
-fn cpu_seconds(stat: &str) -> Option<[f64; 2]> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
-    let mut seconds =
-        || Some(fields.next()?.parse::<f64>().ok()? / rustix::param::clock_ticks_per_second() as f64);
-    Some([seconds()?, seconds()?])
-}
-
 /// A child that does not outlive its owner.
 struct Running(Child);
 
@@ -202,14 +186,6 @@ impl Drop for Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn processor_time_is_read_behind_any_name() {
-        let ticks = rustix::param::clock_ticks_per_second();
-        let stat = format!("7 (a) 9 9 b) S 1 2 3 4 5 6 7 8 9 10 {} {} 0 0 20", 2 * ticks, ticks / 2);
-        assert_eq!(cpu_seconds(&stat), Some([2.0, 0.5]));
-        assert_eq!(cpu_seconds("7 (a) S 1 2"), None);
-    }
 
     fn sh(script: &str) -> anyhow::Result<Ended> {
         let stop = AtomicBool::new(false);

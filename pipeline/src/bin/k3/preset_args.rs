@@ -82,7 +82,11 @@ pub(crate) fn measured_shape(
     let mut shape = ModelShape::from_tensors(config, tensors);
     if let Some(path) = &preset.trunk.pack {
         let sizes = pack_sizes(path, (config, tensors), preset.trunk.block.0);
-        shape.pack = Some(sizes.map_err(Failure::refused)?);
+        let refused = |e| {
+            Failure::refused(e)
+                .hint("trunk.pack names it: k3 pack makes one, and without that key none is used")
+        };
+        shape.pack = Some(sizes.map_err(refused)?);
     }
     Ok(shape)
 }

@@ -108,7 +108,10 @@ impl From<SessionFileError> for Failure {
             SessionFileError::Write { .. }
             | SessionFileError::Read { .. }
             | SessionFileError::DamagedState => Self::run(error),
-            error => Self::refused(error),
+            SessionFileError::TooLong { .. } => {
+                Self::refused(error).hint("--set context.tokens=N holds more, or begin another session file")
+            }
+            error => Self::refused(error).hint("remove the file to begin anew, or name another one"),
         }
     }
 }
