@@ -91,9 +91,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         cap_bytes: cap,
     };
     let k3 = K3::build(stop)?;
-    let touched = touched_bytes(&k3, &run)?;
+    let planned = Planned::of(&k3, &run)?;
+    let before = bench::read_rate(planned.threads);
     let report = k3.generate(&run)?;
-    let rehearsal = Rehearsal { computing: Computing::of(&report, touched)?, report };
+    let rate = f64::midpoint(before, bench::read_rate(planned.threads));
+    let rehearsal = Rehearsal { computing: Computing::of(&report, &planned, rate)?, report };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rehearsal)?);
     } else {
@@ -116,7 +118,7 @@ struct Rehearsal {
 struct Computing {
     /// Bytes of weights and state that a token is computed from, wherever they lie.
     touched_bytes_per_token: u64,
-    /// How fast as many threads read memory, measured after the run.
+    /// How fast as many threads read memory: the mean of before and after the run.
     memory_bytes_per_second: f64,
     /// Computing by the clock over reading those bytes. The system's work for reads is in it.
     compute_over_memory: f64,
@@ -126,23 +128,20 @@ struct Computing {
 }
 
 impl Computing {
-    fn of(report: &Report, touched: u64) -> anyhow::Result<Self> {
-        let count =
-            |value: &Value, what: &str| value.as_u64().with_context(|| format!("k3 reports no {what}"));
-        let threads = usize::try_from(count(&report.threads, "threads")?)?;
-        let phases = [&report.prompt, &report.output];
-        let (mut passes, mut user) = (0, 0.0);
-        for phase in phases {
-            passes += count(&phase["passes"], "passes")?;
-            user += phase["user_seconds"].as_f64().context("k3 reports no user_seconds")?;
+    fn of(report: &Report, planned: &Planned, rate: f64) -> anyhow::Result<Self> {
+        let number =
+            |phase: &Value, what: &str| phase[what].as_f64().with_context(|| format!("k3 reports no {what}"));
+        let (mut passes, mut user) = (0.0, 0.0);
+        for phase in [&report.prompt, &report.output] {
+            passes += number(phase, "passes")?;
+            user += number(phase, "user_seconds")?;
         }
-        let rate = bench::read_rate(threads);
-        let once = touched as f64 / rate;
+        let once = planned.touched_bytes as f64 / rate;
         Ok(Self {
-            touched_bytes_per_token: touched,
+            touched_bytes_per_token: planned.touched_bytes,
             memory_bytes_per_second: rate,
             compute_over_memory: report.compute_seconds_per_token / once,
-            user_over_memory: user / (threads as f64 * passes as f64) / once,
+            user_over_memory: user / (planned.threads as f64 * passes) / once,
         })
     }
 
@@ -158,14 +157,24 @@ impl Computing {
     }
 }
 
-/// From the plan of the run, as `k3 plan` prints it.
-fn touched_bytes(k3: &K3, run: &Generate<'_>) -> anyhow::Result<u64> {
-    let model = run.model.display().to_string();
-    let args = ["plan", "--json", "--preset", run.preset, "--model", &model].map(str::to_owned);
-    let changes = run.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
-    let plan = k3.run(&args.into_iter().chain(changes).collect::<Vec<_>>(), None)?.json;
-    let touched = plan.pointer("/traffic/touched_bytes").and_then(Value::as_u64);
-    touched.context("the plan of k3 has no traffic.touched_bytes")
+/// What the plan of a run says, as `k3 plan` prints it.
+struct Planned {
+    threads: usize,
+    touched_bytes: u64,
+}
+
+impl Planned {
+    fn of(k3: &K3, run: &Generate<'_>) -> anyhow::Result<Self> {
+        let model = run.model.display().to_string();
+        let args = ["plan", "--json", "--preset", run.preset, "--model", &model].map(str::to_owned);
+        let changes = run.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
+        let plan = k3.run(&args.into_iter().chain(changes).collect::<Vec<_>>(), None)?.json;
+        let number = |at: &str| {
+            plan.pointer(at).and_then(Value::as_u64).with_context(|| format!("the plan of k3 has no {at}"))
+        };
+        let threads = usize::try_from(number("/compute/threads")?)?;
+        Ok(Self { threads, touched_bytes: number("/traffic/touched_bytes")? })
+    }
 }
 
 /// The limit, from `--cap` or the preset.
