@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 
 use k3_kernel::Out;
@@ -20,8 +20,12 @@ use k3_kernel::Out;
 /// Rows that a matrix product may be cut at: the height of a weight tile.
 pub const ROW_GRANULE: usize = k3_kernel::TILE_ROWS;
 
-/// In [`Shared::gate`]: the job may be entered. The other bits count the workers inside.
-const OPEN: usize = 1 << (usize::BITS - 1);
+/// In [`Shared::gate`]: the job may be entered.
+const OPEN: u64 = 1 << 23;
+/// In [`Shared::gate`]: how many workers are inside.
+const INSIDE: u64 = OPEN - 1;
+/// In [`Shared::gate`]: one in the number of the job, which fills the bits above.
+const NUMBER: u64 = OPEN << 1;
 /// Turns of the wait loop before a thread parks: a few tens of microseconds.
 const SPINS: u32 = 2000;
 /// Pieces per thread that rows are cut into, so that a delayed thread does not hold up the rest.
@@ -50,12 +54,11 @@ struct Job {
 }
 
 struct Shared {
-    /// Number of the current job; a change starts the workers.
-    generation: AtomicUsize,
-    /// Written by the caller while `gate` is 0, read by workers that are inside.
+    /// Written by the caller while the gate is closed and nobody inside, read by workers that are inside.
     job: UnsafeCell<Option<Job>>,
-    /// [`OPEN`], and the number of workers inside the job.
-    gate: AtomicUsize,
+    /// The number of the current job, [`OPEN`], and how many are [`INSIDE`]: one word, so that a worker
+    /// knows which job it has entered, and enters none twice.
+    gate: AtomicU64,
     /// Workers that have finished the current job.
     finished: AtomicUsize,
     caller_parked: AtomicBool,
@@ -65,8 +68,8 @@ struct Shared {
     parked: Box<[AtomicBool]>,
 }
 
-// SAFETY: `job` is the only part that is not Sync by itself. The caller writes it while `gate` is 0, so
-// that no worker is inside and none can enter; workers read it while they are inside. Both go through
+// SAFETY: `job` is the only part that is not Sync by itself. The caller writes it while the gate is closed
+// and nobody is inside, so that none can enter; workers read it while they are inside. Both go through
 // `gate`, which orders them (Release/Acquire).
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointer in `job` is only followed while the caller is inside `fork`, and what it points
@@ -90,9 +93,8 @@ impl Team {
         let threads = threads.max(1);
         let available = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
-            generation: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
-            gate: AtomicUsize::new(0),
+            gate: AtomicU64::new(0),
             finished: AtomicUsize::new(0),
             caller_parked: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
@@ -146,11 +148,11 @@ impl Team {
             let call = unsafe {
                 std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(job)
             };
-            // SAFETY: `&mut self` and `gate == 0` at the end of every fork: no worker reads `job` now.
+            // SAFETY: `&mut self`, and at the end of every fork the gate is closed and nobody inside: no
+            // worker reads `job` now.
             unsafe { *shared.job.get() = Some(Job { call, caller: std::thread::current() }) };
             shared.finished.store(0, Ordering::Relaxed);
-            shared.gate.store(OPEN, Ordering::SeqCst);
-            shared.generation.fetch_add(1, Ordering::SeqCst);
+            shared.gate.fetch_add(NUMBER | OPEN, Ordering::SeqCst);
             self.wake_parked();
         }
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
@@ -159,7 +161,7 @@ impl Team {
                 shared.wait_until(|| shared.finished.load(Ordering::SeqCst) == workers);
             }
             shared.gate.fetch_and(!OPEN, Ordering::SeqCst);
-            shared.wait_until(|| shared.gate.load(Ordering::SeqCst) == 0);
+            shared.wait_until(|| shared.gate.load(Ordering::SeqCst) & INSIDE == 0);
         }
         if shared.panicked.swap(false, Ordering::AcqRel) || own.is_err() {
             return Err(TeamError::Panicked);
@@ -253,7 +255,6 @@ impl Team {
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.generation.fetch_add(1, Ordering::SeqCst);
         self.wake_parked();
         for worker in self.workers.drain(..) {
             // A worker catches the panics of its jobs: there is nothing to learn from its result.
@@ -272,10 +273,33 @@ enum Attendance {
 }
 
 impl Shared {
-    /// Enters the current job, unless it is closed.
-    fn enter(&self) -> bool {
-        let open = |gate| (gate & OPEN != 0).then_some(gate + 1);
-        self.gate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, open).is_ok()
+    /// Enters the current job, unless it is closed or number `last`; returns its number.
+    fn enter(&self, last: u64) -> Option<u64> {
+        let number = |gate| gate / NUMBER;
+        let next = |gate| (gate & OPEN != 0 && number(gate) != last).then_some(gate + 1);
+        self.gate.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).ok().map(number)
+    }
+
+    /// Waits for a job other than `last` and enters it; `None` when the team ends. `parked` is the worker's.
+    fn wait_and_enter(&self, parked: &AtomicBool, last: u64) -> Option<u64> {
+        loop {
+            for _ in 0..self.spins {
+                let entered = self.enter(last);
+                if entered.is_some() || self.stop.load(Ordering::SeqCst) {
+                    return entered;
+                }
+                std::hint::spin_loop();
+            }
+            // Whoever opens the gate or stops the team looks at the flag after that, and this thread at
+            // both after the flag: one of them sees the other.
+            parked.store(true, Ordering::SeqCst);
+            let entered = self.enter(last);
+            if entered.is_some() || self.stop.load(Ordering::SeqCst) {
+                parked.store(false, Ordering::SeqCst);
+                return entered;
+            }
+            std::thread::park();
+        }
     }
 
     /// The caller's wait: spins, then parks until a worker leaves.
@@ -295,18 +319,9 @@ impl Shared {
 }
 
 fn work(shared: &Shared, index: usize) {
-    let mut seen = 0;
-    loop {
-        seen = wait_for_job(shared, index, seen);
-        if shared.stop.load(Ordering::SeqCst) {
-            return;
-        }
-        if !shared.enter() {
-            continue;
-        }
-        // A later job than the one that woke this thread may be the one that was entered. It stays the
-        // current one while this thread is inside.
-        seen = shared.generation.load(Ordering::SeqCst);
+    let mut last = 0;
+    while let Some(number) = shared.wait_and_enter(&shared.parked[index - 1], last) {
+        last = number;
         // SAFETY: inside, so `fork` has written the job and does not write again before this worker has
         // left.
         let job = unsafe { &*shared.job.get() };
@@ -324,27 +339,6 @@ fn work(shared: &Shared, index: usize) {
         {
             caller.unpark();
         }
-    }
-}
-
-/// Waits until the generation is another than `seen`; returns it.
-fn wait_for_job(shared: &Shared, index: usize, seen: usize) -> usize {
-    for _ in 0..shared.spins {
-        let now = shared.generation.load(Ordering::Acquire);
-        if now != seen {
-            return now;
-        }
-        std::hint::spin_loop();
-    }
-    let parked = &shared.parked[index - 1];
-    loop {
-        parked.store(true, Ordering::SeqCst);
-        let now = shared.generation.load(Ordering::SeqCst);
-        if now != seen {
-            parked.store(false, Ordering::SeqCst);
-            return now;
-        }
-        std::thread::park();
     }
 }
 

@@ -70,14 +70,15 @@ fn shared_work_does_not_wait_for_a_thread_that_does_not_come() {
 fn a_thread_that_comes_late_takes_part_in_the_next_job_only() {
     let (mut team, end) = team_with_an_absent_worker();
     team.items(4, &|_, _| ()).unwrap();
-    // The worker wakes up with the first job in mind, which is over.
-    assert!(!team.shared.enter());
+    // The worker wakes up for the first job, which is over.
+    assert_eq!(team.shared.enter(0), None);
     let late = std::sync::Barrier::new(2);
     let shared = Arc::clone(&team.shared);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             late.wait();
-            assert!(shared.enter());
+            assert_eq!(shared.enter(0), Some(2));
+            assert_eq!(shared.enter(2), None, "a second time");
             late.wait();
             // The caller is done, and waits all the same.
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -146,4 +147,19 @@ fn a_panic_in_a_lone_item_is_caught_too() {
     let mut team = Team::new(2, false).unwrap();
     assert!(matches!(team.items(1, &|_, _| panic!("on purpose")), Err(TeamError::Panicked)));
     team.items(0, &|_, _| panic!("nothing to do")).unwrap();
+}
+
+#[test]
+fn a_thread_late_from_shared_work_runs_the_next_job_once() {
+    let mut team = Team::new(3, false).unwrap();
+    let turns = if cfg!(miri) { 20 } else { 3000 };
+    for _ in 0..turns {
+        team.items(2, &|_, _| ()).unwrap();
+        let calls: [AtomicUsize; 3] = Default::default();
+        team.run(&|i| {
+            calls[i].fetch_add(1, Ordering::Relaxed);
+        })
+        .unwrap();
+        assert!(calls.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{calls:?}");
+    }
 }
