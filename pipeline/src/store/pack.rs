@@ -56,6 +56,12 @@ pub enum PackError {
         /// What it is.
         what: &'static str,
     },
+    /// Two runs at once would write over each other's blocks.
+    #[error("{} is being written by another k3 pack; wait for it, or give another name", path.display())]
+    Busy {
+        /// The pack.
+        path: PathBuf,
+    },
     /// The pack was made from another checkpoint or with another block size.
     #[error("{} was made for another {what}: expected {expected}, found {got}; make it again with k3 pack", path.display())]
     Foreign {

@@ -2,9 +2,9 @@
 //! was killed goes on where it was; it takes its name when it is whole.
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::blocks::{Coding, StoredBlock};
@@ -47,7 +47,7 @@ impl Partial {
     /// Opens what a killed run of the same pack left, or begins.
     ///
     /// # Errors
-    /// Files in its places that no such run left; a disk that refuses.
+    /// Files in its places that no such run left; another run at work on them; a disk that refuses.
     pub(super) fn resume(
         out: &Path,
         identity: PackIdentity,
@@ -60,7 +60,11 @@ impl Partial {
             let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
             options.map_err(|e| written(path, e))
         };
-        let (file, mut journal) = (open(&path)?, open(&journal_path)?);
+        let mut journal = open(&journal_path)?;
+        if is_of_another_run(&journal).map_err(|e| written(&journal_path, e))? {
+            return Err(PackError::Busy { path: out.to_owned() });
+        }
+        let file = open(&path)?;
         let text = std::fs::read_to_string(&journal_path).unwrap_or_default();
         let (entries, kept) = read_journal(&path, &file, &text, identity, blocks);
         let offset = entries.last().map_or(HEAD_BYTES, |e| next_offset(e.offset, e.bytes));
@@ -154,6 +158,13 @@ fn write_line(journal: &mut File, value: &impl serde::Serialize) -> io::Result<(
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     journal.write_all(&line)
+}
+
+/// Takes the journal for this run, until it is closed; whether another run has it, or had it when it was
+/// opened here and has finished since. File systems without locks tell nothing.
+fn is_of_another_run(journal: &File) -> io::Result<bool> {
+    let taken = matches!(journal.try_lock(), Err(TryLockError::WouldBlock));
+    Ok(taken || journal.metadata()?.nlink() == 0)
 }
 
 /// What the first line of a journal says.

@@ -9,6 +9,7 @@ use k3_kernel::Kernels;
 use super::pack::PackError;
 use super::testing::{Fixture, plan};
 use super::{PackOptions, PackSummary, StoreError, pack_trunk, verify_pack};
+use crate::model::tensors::ModelTensors;
 use crate::plan::Plan;
 use crate::units::LayerIndex;
 
@@ -139,6 +140,48 @@ fn a_file_that_is_no_pack_is_not_overwritten() {
     pack(&f, &out).unwrap();
 }
 
+#[test]
+fn the_pack_of_another_checkpoint_or_block_size_is_kept_and_a_damaged_one_is_not() {
+    let f = Fixture::new(true);
+    let out = packed(&f);
+    let whole = std::fs::read(&out).unwrap();
+    let kept = |tensors: &ModelTensors, options: &PackOptions, as_what: &str| {
+        let packed = pack_trunk((&f.config, tensors), options, Kernels::scalar(), &out, &mut |_, _| {});
+        match packed {
+            Err(PackError::WouldReplace { path, what }) => assert_eq!((&path, what), (&out, as_what)),
+            other => panic!("{other:?}"),
+        }
+        assert!(std::fs::read(&out).unwrap() == whole, "{as_what}");
+    };
+    let mut other = (*f.tensors).clone();
+    other.fingerprint.0 += 1;
+    kept(&other, &options(), "the pack of another checkpoint");
+    let mut small = options();
+    small.block_bytes /= 2;
+    kept(&f.tensors, &small, "a pack with another block size");
+    for at in [7, 9, whole.len() - 5] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        std::fs::write(&out, damaged).unwrap();
+        pack(&f, &out).unwrap();
+        assert!(std::fs::read(&out).unwrap() == whole, "byte {at}");
+    }
+}
+
+#[test]
+fn two_runs_do_not_write_one_pack() {
+    let f = Fixture::new(true);
+    let out = f.dir.path().join("trunk.k3pack");
+    let (partial, journal) =
+        (f.dir.path().join("trunk.k3pack.partial"), f.dir.path().join("trunk.k3pack.journal"));
+    let other_run = std::fs::File::create(&journal).unwrap();
+    other_run.lock().unwrap();
+    assert!(matches!(pack(&f, &out), Err(PackError::Busy { path }) if path == out));
+    assert!(!out.exists() && !partial.exists() && std::fs::read(&journal).unwrap().is_empty());
+    drop(other_run);
+    pack(&f, &out).unwrap();
+}
+
 /// What the journal of a whole run holds, made from the manifest.
 fn journal_of(f: &Fixture) -> Vec<u8> {
     let pack = std::fs::read(f.dir.path().join("trunk.k3pack")).unwrap();
@@ -188,6 +231,35 @@ fn a_flipped_bit_in_any_block_is_caught_and_named() {
         assert!(named(&error), "block {number}, pinned: {error}");
         drop(s);
         file.write_all_at(&[good], at).unwrap();
+    }
+    verify(&f, &out).unwrap();
+}
+
+#[test]
+fn a_flipped_bit_between_the_blocks_is_named_and_changes_no_output() {
+    let f = Fixture::new(true);
+    let out = packed(&f);
+    let whole = std::fs::read(&out).unwrap();
+    let text = String::from_utf8(journal_of(&f)).unwrap();
+    let mut gaps = vec![40..4096];
+    for line in text.lines().skip(1) {
+        let entry: serde_json::Value = serde_json::from_str(line).unwrap();
+        let end = (entry["offset"].as_u64().unwrap() + entry["bytes"].as_u64().unwrap()) as usize;
+        gaps.push(end..end.next_multiple_of(4096));
+    }
+    gaps.retain(|gap| !gap.is_empty());
+    assert!(gaps.len() > 10, "{gaps:?}");
+    let file = OpenOptions::new().write(true).open(&out).unwrap();
+    for at in gaps.iter().flat_map(|gap| [gap.start, gap.end - 1]) {
+        assert_eq!(whole[at], 0);
+        file.write_all_at(&[1 << (at % 8)], at as u64).unwrap();
+        let error = verify(&f, &out).unwrap_err();
+        assert!(matches!(error, PackError::NotAPack { .. }), "{error}");
+        assert!(error.to_string().contains(&format!(": byte {at} of its padding")), "{error}");
+        let mut s = f.open(&plan_with(&out)).unwrap();
+        f.walk(&mut s, true, ALL).unwrap();
+        drop(s);
+        file.write_all_at(&[0], at as u64).unwrap();
     }
     verify(&f, &out).unwrap();
 }

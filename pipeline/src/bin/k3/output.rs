@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, StdoutLock, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use k3_pipeline::temporary;
@@ -50,6 +51,10 @@ pub(crate) fn replaceable(option: &str, path: &Path) -> Outcome {
         Err(Failure::refused(anyhow::anyhow!("{option}: cannot write {}: {why}", path.display())))
     };
     let Some(name) = path.file_name() else { return refused("not a regular file") };
+    // "x/" and "x/.", which have the same name as "x".
+    if !path.as_os_str().as_bytes().ends_with(name.as_bytes()) {
+        return refused("it is the name of a directory");
+    }
     // Through a link as well: a trace is written to what the link leads to.
     let there = [path.symlink_metadata(), path.metadata()];
     if there.iter().flatten().any(|meta| !meta.is_file() && !meta.is_symlink()) {

@@ -113,11 +113,14 @@ fn not_verified(error: PackError) -> Failure {
     }
 }
 
-/// A full disk, and a place where something else lies, is refused before anything is written.
+/// A full disk, a place where something else lies, and one that another run writes, are refused before
+/// anything is written.
 impl From<PackError> for Failure {
     fn from(error: PackError) -> Self {
         match error {
-            PackError::NoSpace { .. } | PackError::WouldReplace { .. } => Self::refused(error),
+            PackError::NoSpace { .. } | PackError::WouldReplace { .. } | PackError::Busy { .. } => {
+                Self::refused(error)
+            }
             _ => Self::run(error),
         }
     }

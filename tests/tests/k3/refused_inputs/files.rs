@@ -179,6 +179,18 @@ fn over_files_of_a_model(dir: &Path) -> Vec<Case> {
             2,
             &["--svg: cannot write /nonexistent/x.svg: No such file or directory (os error 2)\n"],
         ),
+        generating(
+            "logits to a name that only a directory can have",
+            &["--ids", "1", "--dump-logits", "logits/"],
+            2,
+            &["--dump-logits: cannot write logits/: it is the name of a directory"],
+        ),
+        generating(
+            "a session there",
+            &["--ids", "1", "--session", "s/."],
+            2,
+            &["--session: cannot write s/.:"],
+        ),
         Case::new("a map over a FIFO", &["plan", "--preset", "demo", "--svg", &fifo], 2, &["--svg", &fifo]),
         Case::new(
             "text from a FIFO",
