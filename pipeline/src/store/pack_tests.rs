@@ -241,13 +241,13 @@ fn a_flipped_bit_between_the_blocks_is_named_and_changes_no_output() {
     let out = packed(&f);
     let whole = std::fs::read(&out).unwrap();
     let text = String::from_utf8(journal_of(&f)).unwrap();
-    let mut gaps = vec![40..4096];
-    for line in text.lines().skip(1) {
+    let behind_blocks = text.lines().skip(1).map(|line| {
         let entry: serde_json::Value = serde_json::from_str(line).unwrap();
         let end = (entry["offset"].as_u64().unwrap() + entry["bytes"].as_u64().unwrap()) as usize;
-        gaps.push(end..end.next_multiple_of(4096));
-    }
-    gaps.retain(|gap| !gap.is_empty());
+        end..end.next_multiple_of(4096)
+    });
+    let gaps = std::iter::once(40..4096).chain(behind_blocks).filter(|gap| !gap.is_empty());
+    let gaps: Vec<_> = gaps.collect();
     assert!(gaps.len() > 10, "{gaps:?}");
     let file = OpenOptions::new().write(true).open(&out).unwrap();
     for at in gaps.iter().flat_map(|gap| [gap.start, gap.end - 1]) {
