@@ -33,8 +33,11 @@ pub(crate) const PAIR_DIGITS: usize = DIGITS * 2 * GROUP_COLS;
 /// Bytes of the codes of two groups of a row.
 pub(crate) const PAIR_CODES: usize = GROUP_COLS;
 
-/// Groups whose scale bytes are fetched together.
-const BLOCK_GROUPS: usize = 8;
+/// Pairs of groups that are multiplied without a look at lengths in between.
+const BLOCK_PAIRS: usize = 4;
+
+/// Their groups: as many scale bytes of a row are fetched together.
+const BLOCK_GROUPS: usize = 2 * BLOCK_PAIRS;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -87,57 +90,20 @@ impl<'a> Q23<'a> {
     }
 }
 
-/// Bytes of 8 rows, `stride` apart.
-#[derive(Clone, Copy)]
-pub struct EightRows<'a> {
-    bytes: &'a [u8],
-    stride: usize,
-}
-
-impl<'a> EightRows<'a> {
-    /// `N` bytes of each row, from `at` on.
-    ///
-    /// # Panics
-    /// When the last row does not have them.
-    #[inline(always)]
-    #[must_use]
-    pub fn at<const N: usize>(&self, at: usize) -> [&'a [u8; N]; LANES] {
-        let window = &self.bytes[at..at + 7 * self.stride + N];
-        let mut rows = [&window.as_chunks().0[0]; LANES];
-        for (r, row) in rows.iter_mut().enumerate() {
-            *row = &window[r * self.stride..].as_chunks().0[0];
-        }
-        rows
-    }
-
-    /// `len` bytes of each row, from `at` on, and zeros up to `N`.
-    #[inline(always)]
-    fn padded<const N: usize>(&self, at: usize, len: usize) -> [[u8; N]; LANES] {
-        let mut rows = [[0; N]; LANES];
-        for (r, row) in rows.iter_mut().enumerate() {
-            row[..len].copy_from_slice(&self.bytes[r * self.stride + at..][..len]);
-        }
-        rows
-    }
-}
+/// The codes of two groups of 8 rows.
+pub type PairRows<'a> = [&'a [u8; PAIR_CODES]; LANES];
 
 /// What an instruction set adds to `TileLanes` for MXFP4: sums over two groups of 8 rows at a time.
 pub trait CodeLanes: TileLanes {
     /// The weights of two groups of 8 rows.
     type Codes: Copy;
 
-    /// Unpacks the codes of two groups, which begin `at` bytes into the rows.
-    fn codes(self, rows: EightRows<'_>, at: usize) -> Self::Codes;
+    /// Unpacks the codes of two groups.
+    fn codes(self, rows: PairRows<'_>) -> Self::Codes;
     /// `sum (2 * E2M1) * q` of both groups for the 8 rows. `surplus`: 12 * sum q of both groups.
     fn dots(self, codes: &Self::Codes, digits: &[u8; PAIR_DIGITS], surplus: [i32; 2]) -> [Self::I; 2];
     /// [`CodeLanes::codes`] and [`CodeLanes::dots`] in one, for a single vector.
-    fn dots_at(
-        self,
-        rows: EightRows<'_>,
-        at: usize,
-        digits: &[u8; PAIR_DIGITS],
-        surplus: [i32; 2],
-    ) -> [Self::I; 2];
+    fn dots_of(self, rows: PairRows<'_>, digits: &[u8; PAIR_DIGITS], surplus: [i32; 2]) -> [Self::I; 2];
     /// `f32(i)` of each lane, rounded to nearest even.
     fn int_to_f32(self, v: Self::I) -> Self::F;
     /// `to[g][r] = from[r][g]`.
@@ -249,15 +215,17 @@ fn power_of_two(n: i32) -> f32 {
 }
 
 /// Up to 8 rows of a matrix.
-struct Block<'a> {
-    packed: EightRows<'a>,
-    scales: EightRows<'a>,
+struct Rows<'a> {
+    codes: [&'a [u8]; LANES],
+    scales: [&'a [u8]; LANES],
     groups: usize,
     /// The lanes whose rows are wanted.
     lanes: Range<usize>,
+    /// Codes and scale bytes of the whole matrix from the first of the rows on.
+    ahead: (&'a [u8], &'a [u8]),
 }
 
-impl<'a> Block<'a> {
+impl<'a> Rows<'a> {
     /// The rows from `first` on, before `end`. Where the matrix has no 8 rows from there, the last 8 that it
     /// has; where it has fewer altogether, one row eight times.
     #[inline(always)]
@@ -271,35 +239,119 @@ impl<'a> Block<'a> {
         };
         let (packed, scales) = w.parts();
         let (row, groups) = (w.cols() / 2, w.groups());
-        Self {
-            packed: EightRows { bytes: &packed[start * row..], stride: step * row },
-            scales: EightRows { bytes: &scales[start * groups..], stride: step * groups },
-            groups,
-            lanes,
+        let ahead = (&packed[start * row..], &scales[start * groups..]);
+        let mut rows = Self { codes: [&[]; LANES], scales: [&[]; LANES], groups, lanes, ahead };
+        for r in 0..LANES {
+            rows.codes[r] = &ahead.0[step * r * row..][..row];
+            rows.scales[r] = &ahead.1[step * r * groups..][..groups];
         }
+        rows
     }
 
-    /// The codes of a pair of groups: rows and where in them. The second group of the last pair may not
-    /// exist; `buffer` then holds zeros for it.
+    /// Groups `8 block .. 8 block + 8`, as far as there are any. `buffer` holds the last ones, with zeros
+    /// after them.
     #[inline(always)]
-    fn pair<'b>(&'b self, pair: usize, buffer: &'b mut [[u8; PAIR_CODES]; LANES]) -> (EightRows<'b>, usize) {
-        let at = pair * PAIR_CODES;
-        if 2 * pair + 2 <= self.groups {
-            return (self.packed, at);
-        }
-        *buffer = self.packed.padded(at, PAIR_CODES / 2);
-        (EightRows { bytes: buffer.as_flattened(), stride: PAIR_CODES }, 0)
-    }
-
-    /// The scale bytes of the groups `8 block .. 8 block + 8` (zeros past the end), [group][row].
-    #[inline(always)]
-    fn scale_block<L: CodeLanes>(&self, l: L, block: usize) -> [[u8; LANES]; BLOCK_GROUPS] {
+    fn block<'b>(&'b self, block: usize, buffer: &'b mut Buffer) -> Block<'b> {
         let at = block * BLOCK_GROUPS;
-        if at + BLOCK_GROUPS <= self.groups {
-            return l.transpose_bytes(self.scales.at(at));
+        let groups = (self.groups - at).min(BLOCK_GROUPS);
+        if groups < BLOCK_GROUPS {
+            for r in 0..LANES {
+                let codes = &self.codes[r][at * GROUP_COLS / 2..];
+                buffer.codes[r].as_flattened_mut()[..codes.len()].copy_from_slice(codes);
+                buffer.scales[r][..groups].copy_from_slice(&self.scales[r][at..]);
+            }
+            return Block { codes: buffer.codes.each_ref(), scales: buffer.scales.each_ref(), groups };
         }
-        let rows: [[u8; BLOCK_GROUPS]; LANES] = self.scales.padded(at, self.groups - at);
-        l.transpose_bytes(rows.each_ref())
+        let mut whole = Block { codes: buffer.codes.each_ref(), scales: buffer.scales.each_ref(), groups };
+        for r in 0..LANES {
+            whole.codes[r] = &self.codes[r].as_chunks().0.as_chunks().0[block];
+            whole.scales[r] = &self.scales[r].as_chunks().0[block];
+        }
+        whole
+    }
+
+    /// Asks for the scale bytes of a block of the next 8 rows, as those of these are used up.
+    #[inline(always)]
+    fn prefetch_scales<L: CodeLanes>(&self, l: L, block: usize) {
+        l.prefetch(self.ahead.1, LANES * self.groups + block * LANES * BLOCK_GROUPS);
+    }
+
+    /// Asks for the codes of the next 8 rows, from their beginning on, as those of these are used up.
+    #[inline(always)]
+    fn prefetch_codes<L: CodeLanes>(&self, l: L, pair: usize) {
+        for line in 0..LANES * PAIR_CODES / LINE {
+            let at = LANES * self.codes[0].len() + pair * LANES * PAIR_CODES + line * LINE;
+            l.prefetch(self.ahead.0, at);
+        }
+    }
+}
+
+/// Room for the last groups of 8 rows, where they are no whole block.
+#[derive(Default)]
+struct Buffer {
+    codes: [[[u8; PAIR_CODES]; BLOCK_PAIRS]; LANES],
+    scales: [[u8; BLOCK_GROUPS]; LANES],
+}
+
+/// Up to 8 groups of 8 rows.
+struct Block<'a> {
+    codes: [&'a [[u8; PAIR_CODES]; BLOCK_PAIRS]; LANES],
+    scales: [&'a [u8; BLOCK_GROUPS]; LANES],
+    groups: usize,
+}
+
+impl Block<'_> {
+    #[inline(always)]
+    fn pairs(&self) -> usize {
+        self.groups.div_ceil(2)
+    }
+
+    #[inline(always)]
+    fn pair(&self, pair: usize) -> PairRows<'_> {
+        let mut rows = [&self.codes[0][pair]; LANES];
+        for (row, codes) in rows.iter_mut().zip(self.codes) {
+            *row = &codes[pair];
+        }
+        rows
+    }
+
+    /// 2^(E8M0-127) of each group and row.
+    #[inline(always)]
+    fn factors<L: CodeLanes>(&self, l: L) -> [[L::F; 2]; BLOCK_PAIRS] {
+        let mut factors = [[l.splat(0.0); 2]; BLOCK_PAIRS];
+        let bytes = l.transpose_bytes(self.scales);
+        for (factor, bytes) in factors.as_flattened_mut().iter_mut().zip(&bytes) {
+            *factor = l.e8m0(bytes);
+        }
+        factors
+    }
+}
+
+/// The part of a quantised vector that belongs to a [`Block`].
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    digits: &'a [[u8; PAIR_DIGITS]],
+    surplus: &'a [[[u8; 4]; 2]],
+    scales: &'a [[[u8; 4]; 2]],
+}
+
+impl<'a> Part<'a> {
+    #[inline(always)]
+    fn new(x: &Q23<'a>, block: usize, pairs: usize) -> Self {
+        let at = block * BLOCK_PAIRS;
+        Self {
+            digits: &x.digits[at..][..pairs],
+            surplus: &x.surplus[at..][..pairs],
+            scales: &x.scales[at..][..pairs],
+        }
+    }
+
+    /// The digits of each pair, 12 * sum q of its groups, and their 2^(e-1).
+    #[inline(always)]
+    fn pairs(self) -> impl Iterator<Item = (&'a [u8; PAIR_DIGITS], [i32; 2], [f32; 2])> {
+        self.digits.iter().zip(self.surplus).zip(self.scales).map(|((digits, surplus), scales)| {
+            (digits, surplus.map(i32::from_le_bytes), scales.map(f32::from_le_bytes))
+        })
     }
 }
 
@@ -310,30 +362,24 @@ fn add_pair<L: CodeLanes>(
     l: L,
     acc: L::F,
     dots: [L::I; 2],
-    grid: &[[u8; 4]; 2],
-    scales: &[[u8; LANES]],
+    grid: [f32; 2],
+    (factors, second): (&[L::F; 2], bool),
 ) -> L::F {
-    let t = l.mul(l.int_to_f32(dots[0]), l.splat(f32::from_le_bytes(grid[0])));
-    let acc = l.fma(t, l.e8m0(&scales[0]), acc);
-    match scales.get(1) {
-        Some(scales) => {
-            let t = l.mul(l.int_to_f32(dots[1]), l.splat(f32::from_le_bytes(grid[1])));
-            l.fma(t, l.e8m0(scales), acc)
-        }
-        None => acc,
+    let t = l.mul(l.int_to_f32(dots[0]), l.splat(grid[0]));
+    let acc = l.fma(t, factors[0], acc);
+    if second {
+        let t = l.mul(l.int_to_f32(dots[1]), l.splat(grid[1]));
+        l.fma(t, factors[1], acc)
+    } else {
+        acc
     }
-}
-
-#[inline(always)]
-fn integers(surplus: &[[u8; 4]; 2]) -> [i32; 2] {
-    [i32::from_le_bytes(surplus[0]), i32::from_le_bytes(surplus[1])]
 }
 
 /// Writes the wanted rows.
 #[inline(always)]
-fn put_rows<L: CodeLanes>(l: L, acc: L::F, block: &Block<'_>, y: &mut [f32]) {
+fn put_rows<L: CodeLanes>(l: L, acc: L::F, lanes: Range<usize>, y: &mut [f32]) {
     let values = l.to_array(acc);
-    for (y, value) in y.iter_mut().zip(&values[block.lanes.clone()]) {
+    for (y, value) in y.iter_mut().zip(&values[lanes]) {
         *y = if value.is_nan() { f32::NAN } else { *value };
     }
 }
@@ -341,68 +387,53 @@ fn put_rows<L: CodeLanes>(l: L, acc: L::F, block: &Block<'_>, y: &mut [f32]) {
 #[inline(always)]
 fn one<L: CodeLanes>(l: L, w: Mxfp4<'_>, rows: Range<usize>, x: Q23<'_>, mut out: Out<'_>) {
     let y = out.column(0);
-    let mut buffer = [[0; PAIR_CODES]; LANES];
+    let mut buffer = Buffer::default();
     let mut first = rows.start;
     while first < rows.end {
-        let block = Block::new(&w, first, rows.end);
+        let eight = Rows::new(&w, first, rows.end);
         let mut acc = l.splat(0.0);
-        let mut scales = [[0; LANES]; BLOCK_GROUPS];
-        let words = x.surplus.iter().zip(x.scales);
-        for (pair, (digits, (surplus, grid))) in x.digits.iter().zip(words).enumerate() {
-            if pair.is_multiple_of(BLOCK_GROUPS / 2) {
-                scales = block.scale_block(l, pair / (BLOCK_GROUPS / 2));
-                l.prefetch(block.scales.bytes, LANES * block.groups + pair * 16);
+        for b in 0..eight.groups.div_ceil(BLOCK_GROUPS) {
+            eight.prefetch_scales(l, b);
+            let block = eight.block(b, &mut buffer);
+            let factors = block.factors(l);
+            for (pair, (digits, surplus, grid)) in Part::new(&x, b, block.pairs()).pairs().enumerate() {
+                eight.prefetch_codes(l, b * BLOCK_PAIRS + pair);
+                let dots = l.dots_of(block.pair(pair), digits, surplus);
+                acc = add_pair(l, acc, dots, grid, (&factors[pair], 2 * pair + 1 < block.groups));
             }
-            // The next 8 rows, from their beginning on, as these are used up.
-            for line in 0..LANES * PAIR_CODES / LINE {
-                l.prefetch(
-                    block.packed.bytes,
-                    LANES * w.cols() / 2 + pair * LANES * PAIR_CODES + line * LINE,
-                );
-            }
-            let (codes, at) = block.pair(pair, &mut buffer);
-            let dots = l.dots_at(codes, at, digits, integers(surplus));
-            let group = 2 * pair % BLOCK_GROUPS;
-            let count = (block.groups - 2 * pair).min(2);
-            acc = add_pair(l, acc, dots, grid, &scales[group..group + count]);
         }
         let at = first - rows.start;
-        put_rows(l, acc, &block, &mut y[at..]);
-        first += block.lanes.len();
+        first += eight.lanes.len();
+        put_rows(l, acc, eight.lanes, &mut y[at..]);
     }
 }
 
 #[inline(always)]
 fn many<L: CodeLanes>(l: L, w: Mxfp4<'_>, rows: Range<usize>, xs: &[Q23<'_>], mut out: Out<'_>) {
-    let mut buffer = [[0; PAIR_CODES]; LANES];
+    let mut buffer = Buffer::default();
     let mut first = rows.start;
     while first < rows.end {
-        let block = Block::new(&w, first, rows.end);
+        let eight = Rows::new(&w, first, rows.end);
         let mut acc = [l.splat(0.0); Q23_BATCH_MAX];
-        let mut scales = [[0; LANES]; BLOCK_GROUPS];
-        for pair in 0..block.groups.div_ceil(2) {
-            if pair.is_multiple_of(BLOCK_GROUPS / 2) {
-                scales = block.scale_block(l, pair / (BLOCK_GROUPS / 2));
-            }
-            for line in 0..LANES * PAIR_CODES / LINE {
-                l.prefetch(
-                    block.packed.bytes,
-                    LANES * w.cols() / 2 + pair * LANES * PAIR_CODES + line * LINE,
-                );
-            }
-            let (codes, at) = block.pair(pair, &mut buffer);
-            let codes = l.codes(codes, at);
-            let group = 2 * pair % BLOCK_GROUPS;
-            let count = (block.groups - 2 * pair).min(2);
-            for (acc, x) in acc.iter_mut().zip(xs) {
-                let dots = l.dots(&codes, &x.digits[pair], integers(&x.surplus[pair]));
-                *acc = add_pair(l, *acc, dots, &x.scales[pair], &scales[group..group + count]);
+        for b in 0..eight.groups.div_ceil(BLOCK_GROUPS) {
+            eight.prefetch_scales(l, b);
+            let block = eight.block(b, &mut buffer);
+            let factors = block.factors(l);
+            for (pair, factors) in factors[..block.pairs()].iter().enumerate() {
+                let at = b * BLOCK_PAIRS + pair;
+                eight.prefetch_codes(l, at);
+                let codes = l.codes(block.pair(pair));
+                for (acc, x) in acc.iter_mut().zip(xs) {
+                    let dots = l.dots(&codes, &x.digits[at], x.surplus[at].map(i32::from_le_bytes));
+                    let grid = x.scales[at].map(f32::from_le_bytes);
+                    *acc = add_pair(l, *acc, dots, grid, (factors, 2 * pair + 1 < block.groups));
+                }
             }
         }
         for (t, acc) in acc[..xs.len()].iter().enumerate() {
-            put_rows(l, *acc, &block, &mut out.column(t)[first - rows.start..]);
+            put_rows(l, *acc, eight.lanes.clone(), &mut out.column(t)[first - rows.start..]);
         }
-        first += block.lanes.len();
+        first += eight.lanes.len();
     }
 }
 

@@ -9,7 +9,7 @@ use core::arch::x86_64::*;
 
 use crate::isa::avx2::Avx2;
 use crate::lanes::LANES;
-use crate::mxfp4::{CodeLanes, DIGITS, EightRows, PAIR_CODES, PAIR_DIGITS};
+use crate::mxfp4::{CodeLanes, DIGITS, PAIR_CODES, PAIR_DIGITS, PairRows};
 
 /// 2 * E2M1 + 12 of each code.
 const RAISED: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
@@ -69,8 +69,7 @@ impl CodeLanes for Avx2 {
     type Codes = [[__m256i; 2]; LANES];
 
     #[inline(always)]
-    fn codes(self, rows: EightRows<'_>, at: usize) -> Self::Codes {
-        let rows = rows.at(at);
+    fn codes(self, rows: PairRows<'_>) -> Self::Codes {
         [
             self.raised(rows[0]),
             self.raised(rows[1]),
@@ -95,14 +94,7 @@ impl CodeLanes for Avx2 {
     }
 
     #[inline(always)]
-    fn dots_at(
-        self,
-        rows: EightRows<'_>,
-        at: usize,
-        digits: &[u8; PAIR_DIGITS],
-        surplus: [i32; 2],
-    ) -> [Self::I; 2] {
-        let rows = rows.at(at);
+    fn dots_of(self, rows: PairRows<'_>, digits: &[u8; PAIR_DIGITS], surplus: [i32; 2]) -> [Self::I; 2] {
         let pairs = [
             self.row_pair(self.raised(rows[0]), self.raised(rows[1]), digits),
             self.row_pair(self.raised(rows[2]), self.raised(rows[3]), digits),

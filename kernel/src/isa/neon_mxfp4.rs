@@ -7,7 +7,7 @@ use core::array;
 
 use crate::isa::neon::Neon;
 use crate::lanes::LANES;
-use crate::mxfp4::{CodeLanes, DIGITS, EightRows, PAIR_CODES, PAIR_DIGITS};
+use crate::mxfp4::{CodeLanes, DIGITS, PAIR_CODES, PAIR_DIGITS, PairRows};
 
 /// 2 * E2M1 of each code.
 const TWICE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -47,8 +47,8 @@ impl CodeLanes for Neon {
     type Codes = [[[int8x16_t; 2]; 2]; LANES];
 
     #[inline(always)]
-    fn codes(self, rows: EightRows<'_>, at: usize) -> Self::Codes {
-        rows.at(at).map(|row| self.twice(row))
+    fn codes(self, rows: PairRows<'_>) -> Self::Codes {
+        rows.map(|row| self.twice(row))
     }
 
     #[inline(always)]
@@ -68,14 +68,8 @@ impl CodeLanes for Neon {
     }
 
     #[inline(always)]
-    fn dots_at(
-        self,
-        rows: EightRows<'_>,
-        at: usize,
-        digits: &[u8; PAIR_DIGITS],
-        surplus: [i32; 2],
-    ) -> [Self::I; 2] {
-        self.dots(&self.codes(rows, at), digits, surplus)
+    fn dots_of(self, rows: PairRows<'_>, digits: &[u8; PAIR_DIGITS], surplus: [i32; 2]) -> [Self::I; 2] {
+        self.dots(&self.codes(rows), digits, surplus)
     }
 
     #[inline(always)]

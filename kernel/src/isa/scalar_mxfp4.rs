@@ -4,7 +4,7 @@ use core::array;
 
 use crate::isa::scalar::Scalar;
 use crate::lanes::LANES;
-use crate::mxfp4::{CodeLanes, EightRows, PAIR_CODES, PAIR_DIGITS};
+use crate::mxfp4::{CodeLanes, PAIR_DIGITS, PairRows};
 use crate::weights::GROUP_COLS;
 
 /// 2 * E2M1 of each code.
@@ -15,8 +15,8 @@ impl CodeLanes for Scalar {
     type Codes = [[[i8; GROUP_COLS]; 2]; LANES];
 
     #[inline(always)]
-    fn codes(self, rows: EightRows<'_>, at: usize) -> Self::Codes {
-        rows.at::<PAIR_CODES>(at).map(|row| {
+    fn codes(self, rows: PairRows<'_>) -> Self::Codes {
+        rows.map(|row| {
             [row.map(|two| TWICE[usize::from(two & 15)]), row.map(|two| TWICE[usize::from(two >> 4)])]
         })
     }
@@ -44,14 +44,8 @@ impl CodeLanes for Scalar {
     }
 
     #[inline(always)]
-    fn dots_at(
-        self,
-        rows: EightRows<'_>,
-        at: usize,
-        digits: &[u8; PAIR_DIGITS],
-        surplus: [i32; 2],
-    ) -> [Self::I; 2] {
-        self.dots(&self.codes(rows, at), digits, surplus)
+    fn dots_of(self, rows: PairRows<'_>, digits: &[u8; PAIR_DIGITS], surplus: [i32; 2]) -> [Self::I; 2] {
+        self.dots(&self.codes(rows), digits, surplus)
     }
 
     #[inline(always)]
