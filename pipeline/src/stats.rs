@@ -1,5 +1,7 @@
 //! What a run has cost: time, bytes, hits, memory.
 
+use std::fs::File;
+use std::io::Read;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -99,6 +101,9 @@ fn parse_peak(status: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// More than the first 15 fields of `/proc/PID/stat` take: a name of 64 bytes and 14 numbers.
+const STAT_BYTES: usize = 512;
+
 /// Processor time of all threads of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CpuTime {
@@ -109,16 +114,23 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Of process `id`, or of this one, up to now; `None` where the system does not tell.
+    /// Of process `id`, or of this one, up to now; `None` where the system does not tell. Of this one
+    /// nothing is allocated: every pass asks.
     #[must_use]
     pub fn of(id: Option<u32>) -> Option<Self> {
-        let process = id.map_or("self".to_owned(), |id| id.to_string());
-        Self::parse(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+        let file = match id {
+            Some(id) => File::open(format!("/proc/{id}/stat")),
+            None => File::open("/proc/self/stat"),
+        };
+        let mut start = [0; STAT_BYTES];
+        let bytes = file.ok()?.read(&mut start).ok()?;
+        Self::parse(&start[..bytes])
     }
 
     /// The 14th and 15th fields; the second is a name that may hold anything.
-    fn parse(stat: &str) -> Option<Self> {
-        let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    fn parse(stat: &[u8]) -> Option<Self> {
+        let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+        let mut fields = std::str::from_utf8(&stat[name_end + 1..]).ok()?.split_whitespace().skip(11);
         let ticks = rustix::param::clock_ticks_per_second() as f64;
         let mut seconds = || Some(fields.next()?.parse::<f64>().ok()? / ticks);
         Some(Self { user_seconds: seconds()?, system_seconds: seconds()? })
@@ -166,10 +178,31 @@ mod tests {
     #[test]
     fn processor_time_is_read_behind_any_name() {
         let ticks = rustix::param::clock_ticks_per_second();
-        let stat = format!("7 (a) 9 9 b) S 1 2 3 4 5 6 7 8 9 10 {} {} 0 0 20", 2 * ticks, ticks / 2);
+        let stat = format!(") 9 9 b) S 1 2 3 4 5 6 7 8 9 10 {} {} 0 0 20", 2 * ticks, ticks / 2);
+        let stat = [b"7 (\xff", stat.as_bytes()].concat();
         assert_eq!(CpuTime::parse(&stat), Some(CpuTime { user_seconds: 2.0, system_seconds: 0.5 }));
-        assert_eq!(CpuTime::parse("7 (a) S 1 2"), None);
+        for none in ["", "7 (a) S 1 2", "7 (a) S 1 2 3 4 5 6 7 8 9 10 11"] {
+            assert_eq!(CpuTime::parse(none.as_bytes()), None, "{none:?}");
+        }
         assert!(CpuTime::of(None).is_some() && CpuTime::of(Some(u32::MAX)).is_none());
+    }
+
+    #[test]
+    fn processor_time_since_is_what_came_on_top() {
+        let [earlier, later] = [(1.0, 4.0), (3.5, 4.5)]
+            .map(|(user_seconds, system_seconds)| CpuTime { user_seconds, system_seconds });
+        assert_eq!(later.since(earlier), CpuTime { user_seconds: 2.5, system_seconds: 0.5 });
+    }
+
+    #[test]
+    fn passes_are_counted_for_their_part_of_the_run() {
+        let mut tally = Tally::default();
+        let time = PassTime { total: Duration::from_secs(1), waited: Duration::ZERO };
+        tally.add(Phase::Prefill, 7, time, CpuTime::default(), 0);
+        tally.add(Phase::Decode, 1, time, CpuTime::default(), 0);
+        tally.add(Phase::Decode, 1, time, CpuTime::default(), 0);
+        assert_eq!((tally.prefill.passes, tally.prefill.tokens), (1, 7));
+        assert_eq!((tally.decode.passes, tally.decode.tokens), (2, 2));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use k3_pipeline::units::{Bytes, Rate};
 use serde::Serialize;
 
 use crate::Failure;
-use crate::run_k3::{Generate, K3, Report, Series, Spread, Stream, stop_flag};
+use crate::run_k3::{self, Generate, K3, Report, Series, Spread, Stream, stop_flag};
 use crate::synth;
 
 /// Speeds, in terms of the disk that takes as long as the computation.
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 9, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=4096))]
     tokens: u32,
     /// The prompt, as token ids.
-    #[arg(long, default_value = "163,907", value_name = "N,N,...")]
+    #[arg(long, default_value = "163,907", value_name = "N,N,...", value_parser = run_k3::ids)]
     ids: String,
     /// Print one JSON object.
     #[arg(long)]

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::checkpoint::{self, content};
-use crate::run_k3::{Generate, K3, Report, stop_flag};
+use crate::run_k3::{self, Generate, K3, Report, stop_flag};
 use crate::{Failure, bench};
 
 /// Arguments of `cargo xtask rehearse`.
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     tokens: u32,
     /// The prompt, as token ids.
-    #[arg(long, default_value = "163,907", value_name = "N,N,...")]
+    #[arg(long, default_value = "163,907", value_name = "N,N,...", value_parser = run_k3::ids)]
     ids: String,
     /// Hard limit on the memory of the process, as in 1GB; "none" runs without. Without it, the
     /// preset's budget.
@@ -220,5 +220,10 @@ mod tests {
         for bad in [&["--cap", "0"][..], &["--cap", "much"], &["--preset", "auto"], &["--tokens", "0"]] {
             assert!(cap_of(bad).is_err(), "{bad:?}");
         }
+        // Not after the minutes that the checkpoint takes.
+        for bad in ["x", "", "1,,2", "-1", "4294967296"] {
+            assert!(cap_of(&["--ids", bad]).is_err(), "{bad:?}");
+        }
+        assert!(cap_of(&["--ids", "1, 2"]).is_ok());
     }
 }

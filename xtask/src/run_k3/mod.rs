@@ -45,6 +45,17 @@ pub struct Generate<'a> {
     pub cap_bytes: Option<u64>,
 }
 
+/// Reads a prompt on the command line, before a task has made a checkpoint or built anything for it.
+///
+/// # Errors
+/// Names what is no token id.
+pub fn ids(text: &str) -> Result<String, String> {
+    match text.split(',').find(|id| id.trim().parse::<u32>().is_err()) {
+        Some(id) => Err(format!("{id:?} is not a token id; write for example 1,2,3")),
+        None => Ok(text.to_owned()),
+    }
+}
+
 impl K3 {
     /// Builds the binary. `stop` ends a run under way.
     ///
