@@ -73,7 +73,7 @@ fn a_thread_that_comes_late_takes_part_in_the_next_job_only() {
     // The worker wakes up for the first job, which is over.
     assert_eq!(team.shared.enter(0), None);
     let late = std::sync::Barrier::new(2);
-    let shared = Arc::clone(&team.shared);
+    let (shared, caller) = (Arc::clone(&team.shared), std::thread::current());
     std::thread::scope(|scope| {
         scope.spawn(|| {
             late.wait();
@@ -83,10 +83,8 @@ fn a_thread_that_comes_late_takes_part_in_the_next_job_only() {
             // The caller is done, and waits all the same.
             std::thread::sleep(std::time::Duration::from_millis(20));
             shared.panicked.store(true, Ordering::SeqCst);
-            // SAFETY: still inside.
-            let caller = unsafe { &*shared.job.get() }.as_ref().map(|job| job.caller.clone());
             shared.gate.fetch_sub(1, Ordering::SeqCst);
-            caller.unwrap().unpark();
+            caller.unpark();
         });
         let first = AtomicBool::new(true);
         let waited = team.items(2, &|_, _| {
