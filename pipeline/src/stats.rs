@@ -198,11 +198,20 @@ mod tests {
     fn passes_are_counted_for_their_part_of_the_run() {
         let mut tally = Tally::default();
         let time = PassTime { total: Duration::from_secs(1), waited: Duration::ZERO };
-        tally.add(Phase::Prefill, 7, time, CpuTime::default(), 0);
-        tally.add(Phase::Decode, 1, time, CpuTime::default(), 0);
-        tally.add(Phase::Decode, 1, time, CpuTime::default(), 0);
-        assert_eq!((tally.prefill.passes, tally.prefill.tokens), (1, 7));
-        assert_eq!((tally.decode.passes, tally.decode.tokens), (2, 2));
+        let cpu = CpuTime { user_seconds: 1.5, system_seconds: 0.25 };
+        tally.add(Phase::Prefill, 7, time, cpu, 100);
+        tally.add(Phase::Decode, 1, time, cpu, 30);
+        tally.add(Phase::Decode, 1, time, cpu, 40);
+        let sum = |passes, tokens, read_bytes| PhaseStats {
+            passes,
+            tokens,
+            seconds: passes as f64,
+            waited_seconds: 0.0,
+            user_seconds: 1.5 * passes as f64,
+            system_seconds: 0.25 * passes as f64,
+            read_bytes,
+        };
+        assert_eq!((tally.prefill, tally.decode), (sum(1, 7, 100), sum(2, 2, 70)));
     }
 
     #[test]

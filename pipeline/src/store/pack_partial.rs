@@ -162,7 +162,7 @@ fn write_line(journal: &mut File, value: &impl serde::Serialize) -> io::Result<(
 
 /// Takes the journal for this run, until it is closed; whether another run has it, or had it when it was
 /// opened here and has finished since. File systems without locks tell nothing.
-fn is_of_another_run(journal: &File) -> io::Result<bool> {
+pub(super) fn is_of_another_run(journal: &File) -> io::Result<bool> {
     let taken = matches!(journal.try_lock(), Err(TryLockError::WouldBlock));
     Ok(taken || journal.metadata()?.nlink() == 0)
 }

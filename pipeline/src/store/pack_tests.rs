@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use k3_kernel::Kernels;
 
 use super::pack::PackError;
+use super::pack_partial::is_of_another_run;
 use super::testing::{Fixture, plan};
 use super::{PackOptions, PackSummary, StoreError, pack_trunk, verify_pack};
 use crate::model::tensors::ModelTensors;
@@ -130,7 +131,7 @@ fn a_partial_file_that_no_run_left_is_kept() {
 fn a_file_that_is_no_pack_is_not_overwritten() {
     let f = Fixture::new(true);
     let out = f.dir.path().join("config.json");
-    for held in [&b"{\"a\": 1}"[..], b"K3", b""] {
+    for held in [&b"{\"a\": 1}"[..], b"K3SESSN\n\x02", b"K3", b""] {
         std::fs::write(&out, held).unwrap();
         assert!(matches!(pack(&f, &out), Err(PackError::WouldReplace { .. })));
         assert_eq!(std::fs::read(&out).unwrap(), held);
@@ -180,6 +181,11 @@ fn two_runs_do_not_write_one_pack() {
     assert!(!out.exists() && !partial.exists() && std::fs::read(&journal).unwrap().is_empty());
     drop(other_run);
     pack(&f, &out).unwrap();
+    // Opened in the moment before the other run finished: what would be locked is no journal any more.
+    let finished = std::fs::File::create(&journal).unwrap();
+    assert!(!is_of_another_run(&finished).unwrap());
+    std::fs::remove_file(&journal).unwrap();
+    assert!(is_of_another_run(&finished).unwrap());
 }
 
 /// What the journal of a whole run holds, made from the manifest.
