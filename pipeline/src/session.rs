@@ -32,8 +32,10 @@ pub struct Prefill<'a> {
 }
 
 /// How far a prefill has come.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Progress<'l> {
+    /// The session as it is now.
+    pub session: &'l Session,
     /// Tokens read.
     pub done: usize,
     /// Tokens to read.
@@ -167,14 +169,15 @@ impl Session {
             let logits = self.run(engine, Phase::Prefill, (tokens, wanted), tap)?;
             if let Some(observe) = &mut how.observe {
                 let done = first + chunk;
-                observe(Progress { done, total: text.len(), elapsed: started.elapsed(), logits });
+                let (session, total) = (&*self, text.len());
+                observe(Progress { session, done, total, elapsed: started.elapsed(), logits });
             }
         }
         let wanted = if how.all_logits { LogitsWanted::All } else { LogitsWanted::Last };
         let logits = self.run(engine, Phase::Prefill, (&text[last..], wanted), how.tap)?;
         if let Some(observe) = &mut how.observe {
-            let total = text.len();
-            observe(Progress { done: total, total, elapsed: started.elapsed(), logits });
+            let (session, total) = (&*self, text.len());
+            observe(Progress { session, done: total, total, elapsed: started.elapsed(), logits });
         }
         Ok(logits)
     }

@@ -52,7 +52,8 @@ pub struct SessionMeta {
     pub fingerprint: Fingerprint,
     /// Its name, for people; at most 63 bytes are kept.
     pub model: String,
-    /// How many of the tokens are prompt: the others count as output for the penalties.
+    /// How many tokens of the text are prompt, read or not: those after them count as output for the
+    /// penalties.
     pub prompt_tokens: usize,
     /// Where the sampler's random numbers stand.
     pub random: RandomState,
@@ -410,11 +411,10 @@ impl Reader {
         if self.bytes != computed.to_le_bytes() {
             return Err(self.damaged("its checksum does not match its bytes"));
         }
-        let prompt_tokens = self.header.prompt_tokens.min(self.header.tokens);
         Ok(SessionMeta {
             fingerprint: self.header.fingerprint,
             model: self.header.model.clone(),
-            prompt_tokens: usize::try_from(prompt_tokens).unwrap_or(usize::MAX),
+            prompt_tokens: usize::try_from(self.header.prompt_tokens).unwrap_or(usize::MAX),
             random: self.header.random,
             notes,
         })

@@ -2,6 +2,8 @@
 //! of a text that was read in one go, and never anything that came after a difference.
 
 use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use k3_pipeline::engine::Engine;
 use k3_pipeline::model::tensors::Fingerprint;
@@ -10,7 +12,7 @@ use k3_pipeline::sample::RandomState;
 use k3_pipeline::session::{Prefill, Session};
 use k3_pipeline::session_file::{self, SessionFileError, SessionMeta};
 use k3_pipeline::units::TokenId;
-use k3_tests::binary::{assert_refused, run};
+use k3_tests::binary::{assert_refused, is_soon, k3, run};
 use k3_tests::harness::preset_engine;
 use k3_tests::resident::golden_model;
 use serde_json::Value;
@@ -285,6 +287,40 @@ fn the_binary_goes_on_where_it_stopped() {
             0
         );
     }
+}
+
+/// A prompt of forty passes, from a disk that makes each of them slow.
+#[test]
+fn a_prompt_that_was_killed_goes_on_behind_the_last_pass_that_was_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s.k3s");
+    let session = ["--session", path.to_str().unwrap()];
+    let prompt = (1..200).map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+    let slow = ["--set", "pass.tokens=5", "--set", "trunk.pinned=0", "--throttle", "40MB/s"];
+    let sampling =
+        ["--temperature", "0.9", "--seed", "4", "--presence-penalty", "0.9", "--frequency-penalty", "0.3"];
+    let whole = generate(&[&["--ids", &prompt, "--max-tokens", "8"][..], &sampling].concat());
+
+    let mut killed = Command::new(k3())
+        .args(arguments(&[&["--ids", &prompt, "--max-tokens", "8"][..], &sampling, &slow, &session].concat()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    while !path.exists() {
+        assert!(killed.try_wait().unwrap().is_none(), "it ended before it saved anything");
+        assert!(is_soon(begun.elapsed()), "nothing is saved");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+
+    let rest = generate(&[&["--max-tokens", "8"][..], &sampling, &session].concat());
+    assert_eq!(ids(&rest), ids(&whole));
+    let reused = rest["reused_tokens"].as_u64().unwrap();
+    assert!((1..199).contains(&reused), "{reused} tokens were read before");
+    assert_eq!(rest["prompt_ids"], whole["prompt_ids"]);
 }
 
 #[test]

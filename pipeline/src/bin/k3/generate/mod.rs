@@ -21,7 +21,7 @@ use crate::printer::{FinishReason, Printer, TokenLogprobs};
 use crate::prompt_args::PromptArgs;
 use crate::sampling_args::{SamplingArgs, StopArgs};
 use crate::{interrupt, output, progress, report, terminal};
-use saved::{Notes, Place};
+use saved::{Checkpoints, Notes, Place};
 
 /// Tokens to generate when nothing is said.
 pub(crate) const MAX_TOKENS: usize = 256;
@@ -40,7 +40,8 @@ Examples:
 
 The last two give the text that one run with --max-tokens 80 would: half a character at the end
 of a run, or the beginning of a stop text, comes with the next. With a prompt, a session file
-changes nothing but the time: what it has already read of the same text is not read again.
+changes nothing but the time: what it has already read of the same text is not read again. A long
+prompt is saved between its passes: if the run ends there, the same command goes on behind them.
 
 The text goes to stdout as it is decided, the report to stderr. A model directory without a
 tokenizer takes and gives token ids.")]
@@ -150,7 +151,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         },
     };
     run.begin(place.as_ref(), prompt, args.max_tokens)?;
-    let outcome = run.generate();
+    let outcome = run.generate(place.as_ref());
     let saved = match (place, &outcome) {
         (Some(place), Ok(reason)) => run.save(&place, *reason),
         _ => Ok(()),
@@ -231,8 +232,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn generate(&mut self) -> Result<FinishReason, Failure> {
-        let Some(mut flow) = self.prefill()? else { return Ok(FinishReason::Interrupted) };
+    fn generate(&mut self, place: Option<&Place<'_>>) -> Result<FinishReason, Failure> {
+        let Some(mut flow) = self.prefill(place)? else { return Ok(FinishReason::Interrupted) };
         while let ControlFlow::Continue(decided) = flow {
             flow = match self.step(decided) {
                 Err(failure) if failure.is::<RunError>(|e| matches!(e, RunError::Cancelled)) => {
@@ -244,30 +245,49 @@ impl Run<'_> {
         Ok(self.output.reason)
     }
 
-    /// Reads the text and decides the first token; `None` when interrupted.
-    fn prefill(&mut self) -> Result<Option<ControlFlow<TokenId, TokenId>>, Failure> {
+    /// Reads the text and decides the first token; `None` when interrupted. A long prompt is saved to
+    /// `place` on the way, unless that would replace another text.
+    fn prefill(
+        &mut self,
+        place: Option<&Place<'_>>,
+    ) -> Result<Option<ControlFlow<TokenId, TokenId>>, Failure> {
+        let had = self.session.len();
         self.reused = self.session.reuse(&self.text);
         // The same prompt may come again.
         self.session.mark(self.prompt_tokens.saturating_sub(1));
-        let unread = &self.text[self.reused..];
-        let mut bar = progress::Prompt::new(unread.len(), self.engine.config().layers.len());
-        let dump = &mut self.output.dump;
-        let all_logits = dump.is_some();
-        let mut dumped = Ok(());
+        let mut checkpoints = place.filter(|_| self.reused == had).map(Checkpoints::new);
+        let Self { engine, session, generator, output, text, .. } = self;
+        let unread = &text[self.reused..];
+        let mut bar = progress::Prompt::new(unread.len(), engine.config().layers.len());
+        let all_logits = output.dump.is_some();
+        let mut kept = Ok(());
+        let mut keep = |seen: Progress<'_>| {
+            if let Some(dump) = &mut output.dump {
+                dump.push(seen.logits.data())?;
+            }
+            checkpoints.as_mut().map_or(Ok(()), |checkpoints| checkpoints.after(seen, text, generator))
+        };
         let mut observe = |seen: Progress<'_>| {
-            if let (Some(dump), Ok(())) = (&mut *dump, &dumped) {
-                dumped = dump.push(seen.logits.data());
+            if kept.is_ok() {
+                kept = keep(seen);
             }
         };
         let how = Prefill { all_logits, observe: Some(&mut observe), tap: Some(&mut bar), chunk: None };
-        let logits = self.session.prefill(&mut self.engine, unread, how);
+        let logits = session.prefill(engine, unread, how);
         drop(bar);
-        dumped?;
+        kept?;
         let logits = match logits {
-            Err(RunError::Cancelled) => return Ok(None),
+            Err(RunError::Cancelled) => {
+                if let Some(read) = checkpoints.and_then(|checkpoints| checkpoints.read) {
+                    let of = text.len();
+                    terminal::report(&format!(
+                        "session saved after {read} of {of} prompt tokens: the same command goes on there\n"
+                    ));
+                }
+                return Ok(None);
+            }
             logits => logits?,
         };
-        let Self { generator, output, .. } = self;
         let chosen = generator.first(logits.last().unwrap_or_default())?;
         let id = chosen.id;
         Ok(Some(output.take(chosen)?.map_break(|()| id).map_continue(|()| id)))
@@ -285,7 +305,7 @@ impl Run<'_> {
         generator.step(engine, session, decided, &mut emit)
     }
 
-    /// Saves the session, unless it ended in the middle of the prompt: what there was before stays.
+    /// Saves the session, unless it ended in the middle of the prompt: the last [`Checkpoints`] stays then.
     fn save(&mut self, place: &Place<'_>, reason: FinishReason) -> Outcome {
         let Output { generated, printer, .. } = &mut self.output;
         match generated.last() {
@@ -293,7 +313,7 @@ impl Run<'_> {
                 if reason == FinishReason::Stop {
                     printer.end_text();
                 }
-                let notes = Notes { decided, given: printer.given() };
+                let notes = Notes { unread: vec![decided], given: printer.given() };
                 place.save(&self.session, (self.prompt_tokens, &notes), &self.generator)
             }
             Some(_) => {

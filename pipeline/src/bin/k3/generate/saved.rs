@@ -1,11 +1,12 @@
 //! `--session FILE`: a generation that goes on where an earlier one stopped.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use k3_pipeline::generation::Generator;
 use k3_pipeline::model::tensors::Fingerprint;
-use k3_pipeline::session::Session;
+use k3_pipeline::session::{Progress, Session};
 use k3_pipeline::session_file::{self, SessionFileError, SessionMeta};
 use k3_pipeline::units::TokenId;
 use serde::{Deserialize, Serialize};
@@ -26,8 +27,8 @@ pub(super) struct Place<'a> {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Notes {
-    /// The last token: chosen, not yet read.
-    pub(super) decided: TokenId,
+    /// What is not yet read: the rest of the prompt, or the last token, which was chosen.
+    pub(super) unread: Vec<TokenId>,
     /// Bytes of the output's text that have been given out: what follows them waits for the next run.
     pub(super) given: usize,
 }
@@ -79,7 +80,15 @@ impl<'a> Place<'a> {
             Failure::refused(anyhow!("{}: the session was not saved by `k3 generate`", self.path.display()))
                 .hint("a session of `k3 chat` goes on with `k3 chat --session FILE`")
         })?;
-        let text = [session.tokens(), &[notes.decided]].concat();
+        let text = [session.tokens(), &notes.unread].concat();
+        if meta.prompt_tokens > text.len() || session.len() >= text.len() {
+            let (prompt, len) = (meta.prompt_tokens, text.len());
+            return Err(Failure::refused(anyhow!(
+                "{}: a prompt of {prompt} tokens in a text of {len}, of which {} are read: the file is damaged",
+                self.path.display(),
+                session.len()
+            )));
+        }
         Ok(Some(Saved { text, given: notes.given, meta }))
     }
 
@@ -98,6 +107,38 @@ impl<'a> Place<'a> {
             notes: serde_json::to_vec(notes).map_err(Failure::run)?,
         };
         Ok(session_file::save(self.path, session, &meta)?)
+    }
+}
+
+/// Saves a session between the passes over a long prompt, so that an end in the middle costs little: as
+/// often as it takes no more than a twentieth of the time.
+pub(super) struct Checkpoints<'p> {
+    place: &'p Place<'p>,
+    /// When the next is due, counted as [`Progress::elapsed`].
+    due: Duration,
+    /// Tokens of the prompt that were read when the last one was made.
+    pub(super) read: Option<usize>,
+}
+
+impl<'p> Checkpoints<'p> {
+    const SHARE: u32 = 20;
+
+    pub(super) fn new(place: &'p Place<'p>) -> Self {
+        Self { place, due: Duration::ZERO, read: None }
+    }
+
+    /// Told after a pass over a part of `prompt`.
+    pub(super) fn after(&mut self, seen: Progress<'_>, prompt: &[TokenId], generator: &Generator) -> Outcome {
+        if seen.done == seen.total || seen.elapsed < self.due {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let (read, unread) = prompt.split_at(seen.session.len());
+        let notes = Notes { unread: unread.to_vec(), given: 0 };
+        self.place.save(seen.session, (prompt.len(), &notes), generator)?;
+        self.due = seen.elapsed + begun.elapsed() * Self::SHARE;
+        self.read = Some(read.len());
+        Ok(())
     }
 }
 
