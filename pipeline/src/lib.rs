@@ -4,6 +4,7 @@
 //! events. The border for users is `Engine` and `Session`; nobody above it knows a tensor.
 
 pub mod batch;
+pub mod causes;
 pub mod chat;
 pub mod conversation;
 pub mod doctor;

@@ -34,6 +34,7 @@ use std::process::Command;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use k3_pipeline::causes::with_causes;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Project tasks", arg_required_else_help = true, max_term_width = 100)]
@@ -126,11 +127,11 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Failed(error)) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", with_causes(error.as_ref()));
             ExitCode::from(1)
         }
         Err(Failure::Verification(error)) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", with_causes(error.as_ref()));
             ExitCode::from(3)
         }
     }

@@ -267,8 +267,8 @@ pub fn open_pack(
     Ok((WeightFile { path: path.to_owned(), bytes }, packed))
 }
 
-/// Refuses a target that holds anything but a pack, of whatever version, or one for another checkpoint or
-/// block size: a slip in its name must not cost a weight file, nor the work of another pack.
+/// Refuses a target that holds anything but a pack, or one of another version, checkpoint or block size: a
+/// slip in its name must not cost a weight file, nor the work of another pack.
 pub(super) fn keep_what_is_another(out: &Path, identity: PackIdentity) -> Result<(), PackError> {
     let Ok(meta) = std::fs::metadata(out) else { return Ok(()) };
     let replaced = |what| Err(PackError::WouldReplace { path: out.to_owned(), what });
@@ -276,10 +276,13 @@ pub(super) fn keep_what_is_another(out: &Path, identity: PackIdentity) -> Result
         return replaced("no pack");
     }
     let open = |source| PackError::Open { path: out.to_owned(), source };
-    let mut begins = [0; 6];
+    let mut begins = [0; MAGIC.len()];
     let read = File::open(out).map_err(open)?.read_exact_at(&mut begins, 0);
-    if read.is_err() || begins != MAGIC[..6] {
+    if read.is_err() || begins[..6] != MAGIC[..6] {
         return replaced("no pack");
+    }
+    if begins != MAGIC {
+        return replaced("a pack of another version");
     }
     let (made_for, wanted) = match read_manifest(out) {
         Ok((manifest, ..)) => (manifest.made_for, Preamble::from(identity)),

@@ -142,17 +142,18 @@ fn a_file_that_is_no_pack_is_not_overwritten() {
 }
 
 #[test]
-fn the_pack_of_another_checkpoint_or_block_size_is_kept_and_a_damaged_one_is_not() {
+fn the_pack_of_another_checkpoint_block_size_or_version_is_kept_and_a_damaged_one_is_not() {
     let f = Fixture::new(true);
     let out = packed(&f);
     let whole = std::fs::read(&out).unwrap();
     let kept = |tensors: &ModelTensors, options: &PackOptions, as_what: &str| {
+        let before = std::fs::read(&out).unwrap();
         let packed = pack_trunk((&f.config, tensors), options, Kernels::scalar(), &out, &mut |_, _| {});
         match packed {
             Err(PackError::WouldReplace { path, what }) => assert_eq!((&path, what), (&out, as_what)),
             other => panic!("{other:?}"),
         }
-        assert!(std::fs::read(&out).unwrap() == whole, "{as_what}");
+        assert!(std::fs::read(&out).unwrap() == before, "{as_what}");
     };
     let mut other = (*f.tensors).clone();
     other.fingerprint.0 += 1;
@@ -160,13 +161,31 @@ fn the_pack_of_another_checkpoint_or_block_size_is_kept_and_a_damaged_one_is_not
     let mut small = options();
     small.block_bytes /= 2;
     kept(&f.tensors, &small, "a pack with another block size");
-    for at in [7, 9, whole.len() - 5] {
+    let damage = |at: usize| {
         let mut damaged = whole.clone();
         damaged[at] ^= 1;
         std::fs::write(&out, damaged).unwrap();
+    };
+    damage(7);
+    kept(&f.tensors, &options(), "a pack of another version");
+    for at in [9, whole.len() - 5] {
+        damage(at);
         pack(&f, &out).unwrap();
         assert!(std::fs::read(&out).unwrap() == whole, "byte {at}");
     }
+}
+
+#[test]
+fn a_link_stays_a_link_and_what_it_leads_to_is_packed_again() {
+    let f = Fixture::new(true);
+    let out = packed(&f);
+    let whole = std::fs::read(&out).unwrap();
+    let link = f.dir.path().join("link.k3pack");
+    std::os::unix::fs::symlink(&out, &link).unwrap();
+    std::fs::write(&out, &whole[..whole.len() - 1]).unwrap();
+    pack(&f, &link).unwrap();
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(std::fs::read(&out).unwrap() == whole);
 }
 
 #[test]

@@ -68,8 +68,8 @@ impl PackSummary {
     }
 }
 
-/// Packs the trunk and the head of a checkpoint into `out`, going on where a killed run was. `progress`
-/// is told bytes of the checkpoint packed and in all.
+/// Packs the trunk and the head of a checkpoint into `out`, or what it is a link to, going on where a killed
+/// run was. `progress` is told bytes of the checkpoint packed and in all.
 ///
 /// # Errors
 /// Too little disk space; a failed read or write; tensors that are not what they should be.
@@ -82,6 +82,8 @@ pub fn pack_trunk(
 ) -> Result<PackSummary, PackError> {
     let identity = PackIdentity { fingerprint: tensors.fingerprint, block_bytes: options.block_bytes };
     keep_what_is_another(out, identity)?;
+    // Where the name is a link, the pack is made beside what it leads to: that is the disk that is meant.
+    let out = &std::fs::canonicalize(out).unwrap_or_else(|_| out.to_owned());
     let blocks = checkpoint_blocks(tensors, Partition::new(config, options.block_bytes));
     let mut partial = Partial::resume(out, identity, &blocks)?;
     let resumed = partial.entries().len();

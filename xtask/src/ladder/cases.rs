@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::bail;
+use k3_pipeline::causes::with_causes;
 use k3_pipeline::machine::Machine;
 use k3_pipeline::model::config::ModelConfig;
 use k3_pipeline::model::tensors::ModelTensors;
@@ -86,7 +87,7 @@ impl Planner {
             }
             match self.case(Kind::Budget, budget, "trunk.pinned=fit") {
                 Ok(case) => cases.push(case),
-                Err(why) => eprintln!("{}: left out: {why:#}", budget.human()),
+                Err(why) => eprintln!("{}: left out: {}", budget.human(), with_causes(why.as_ref())),
             }
         }
         if cases.is_empty() {

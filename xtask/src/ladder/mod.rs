@@ -7,6 +7,7 @@ mod picture;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use k3_pipeline::causes::with_causes;
 use k3_pipeline::units::{Bytes, Rate};
 use serde::Serialize;
 
@@ -149,7 +150,7 @@ fn can_cap() -> bool {
     match Cgroup::create(1 << 30) {
         Ok(_) => true,
         Err(error) => {
-            eprintln!("budgets are not enforced: {error:#}");
+            eprintln!("budgets are not enforced: {}", with_causes(error.as_ref()));
             false
         }
     }

@@ -1,6 +1,7 @@
 //! Peak memory beside the plan's figure, over presets and sizes of a pass.
 
 use anyhow::Context;
+use k3_pipeline::causes::with_causes;
 use serde::Serialize;
 
 use super::{Args, Goal, Model};
@@ -47,7 +48,7 @@ pub(super) fn measure(k3: &K3, model: &Model, args: &Args) -> anyhow::Result<Vec
                 let planned_bytes = planned.context("k3's report has no planned_bytes")?;
                 peaks.push(Peak { run, planned_bytes, peak_rss_bytes: ended.peak_rss_bytes });
             }
-            Err(error) => eprintln!("{run}: left out: {error:#}"),
+            Err(error) => eprintln!("{run}: left out: {}", with_causes(error.as_ref())),
         }
     }
     Ok(peaks)

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use k3_pipeline::causes::with_causes;
 use k3_pipeline::model::error::ModelError;
 
 /// What a subcommand returns.
@@ -117,18 +118,5 @@ pub(crate) fn exit_code(outcome: Outcome) -> ExitCode {
 /// own word.
 pub(crate) fn in_words(error: &anyhow::Error, hint: Option<&str>) -> String {
     let hint = hint.map_or(String::new(), |hint| format!("\n  hint: {hint}"));
-    format!("k3: {}{hint}", with_causes(error))
-}
-
-/// An error with those of its causes that it does not name itself.
-pub(crate) fn with_causes(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
-    for cause in error.chain().skip(1) {
-        let cause = cause.to_string();
-        if !text.contains(&cause) {
-            text.push_str(": ");
-            text.push_str(&cause);
-        }
-    }
-    text
+    format!("k3: {}{hint}", with_causes(error.as_ref()))
 }

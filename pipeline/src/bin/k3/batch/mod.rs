@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::anyhow;
 use k3_pipeline::batch::{Batch, Heard, Request as BatchRequest};
+use k3_pipeline::causes::with_causes;
 use k3_pipeline::engine::Engine;
 use k3_pipeline::forward::RunError;
 use k3_pipeline::tokenizer::Tokenizer;
@@ -20,7 +21,7 @@ use k3_pipeline::units::TokenId;
 use serde::Serialize;
 
 use crate::engine_args::EngineArgs;
-use crate::failure::{Failure, Outcome, with_causes};
+use crate::failure::{Failure, Outcome};
 use crate::generate::{max_tokens, room};
 use crate::sampling_args::{SamplingArgs, StopArgs};
 use crate::{interrupt, output, report};
@@ -275,7 +276,7 @@ impl Server<'_> {
         let Failure::Error { error, hint, .. } = failure else { return Err(failure) };
         self.tally.failed += 1;
         let hint = hint.map_or(String::new(), |hint| format!("; {hint}"));
-        let failed = Failed { name, error: with_causes(&error) + &hint };
+        let failed = Failed { name, error: with_causes(error.as_ref()) + &hint };
         print(&serde_json::to_string(&failed).map_err(Failure::run)?)
     }
 }
