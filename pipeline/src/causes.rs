@@ -6,7 +6,7 @@ use std::error::Error;
 #[must_use]
 pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
-    for cause in std::iter::successors(error.source(), |cause| cause.source()) {
+    for cause in std::iter::successors(error.source(), |&cause| cause.source()) {
         let cause = cause.to_string();
         if !text.contains(&cause) {
             text.push_str(": ");
