@@ -29,7 +29,8 @@ pub struct Options {
 /// What runs: a name, and arguments of `cargo miri test`. An interpreter is some thousand times slower than
 /// a processor, so these are the tests of the code that has `unsafe` in it, or is called from there.
 const SUITES: &[(&str, &[&str])] = &[
-    ("scalar kernels", &["-p", "k3-kernel", "--lib", "--no-default-features", "--features", "testing"]),
+    ("scalar products", &["-p", "k3-kernel", "--lib", "--no-default-features", "--features", "testing"]),
+    ("other scalar kernels", &["-p", "k3-kernel", "--test", "kernels", "--no-default-features"]),
     ("arenas and compute threads", &["-p", "k3-pipeline", "--lib", "--", "memory::", "team::"]),
 ];
 

@@ -4,6 +4,7 @@ use k3_golden::vectors::check_vectors;
 use k3_kernel::each_isa;
 
 #[test]
+#[cfg_attr(miri, ignore = "too much for an interpreter; the other tests run the same code")]
 fn golden_vectors() {
     each_isa!(|k| {
         let outcomes = check_vectors(k).unwrap();

@@ -2,8 +2,11 @@ use k3_kernel::kda::{KdaTokens, kda_state_index, kda_state_len};
 use k3_kernel::testing::{self, KdaInputs, Random, assert_same_bits, same_on_each_isa, worst_error};
 use k3_kernel::{Columns, Kernels, Out};
 
-const SHAPES: [(usize, usize); 10] =
-    [(1, 1), (3, 5), (16, 16), (20, 20), (8, 24), (16, 33), (7, 40), (128, 128), (100, 70), (64, 61)];
+const SHAPES: &[(usize, usize)] = if cfg!(miri) {
+    &[(3, 5), (20, 20)]
+} else {
+    &[(1, 1), (3, 5), (16, 16), (20, 20), (8, 24), (16, 33), (7, 40), (128, 128), (100, 70), (64, 61)]
+};
 const TOKENS: usize = 5;
 
 struct Case {
@@ -67,7 +70,7 @@ impl Case {
 
 #[test]
 fn layout_holds_every_element_once() {
-    for (dk, dv) in SHAPES {
+    for &(dk, dv) in SHAPES {
         let mut seen = vec![0; kda_state_len(dk, dv)];
         for i in 0..dk {
             for j in 0..dv {
@@ -80,7 +83,7 @@ fn layout_holds_every_element_once() {
 
 #[test]
 fn same_bits_and_right_values() {
-    for (dk, dv) in SHAPES {
+    for &(dk, dv) in SHAPES {
         let case = Case::new(dk, dv);
         let found = same_on_each_isa(&format!("kda_run {dk} x {dv}"), |kernels| case.whole(kernels));
         let mut state: Vec<f64> = case.state.iter().map(|s| f64::from(*s)).collect();
@@ -96,7 +99,7 @@ fn same_bits_and_right_values() {
 
 #[test]
 fn many_tokens_are_one_at_a_time() {
-    for (dk, dv) in SHAPES {
+    for &(dk, dv) in SHAPES {
         let case = Case::new(dk, dv);
         let whole = case.whole(Kernels::detect());
         for cut in 0..=TOKENS {

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use k3_pipeline::causes::with_causes;
+use k3_pipeline::model::config_error::ConfigError;
 use k3_pipeline::model::error::ModelError;
 
 /// What a subcommand returns.
@@ -83,8 +84,11 @@ impl From<io::Error> for Failure {
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
         match error {
+            ModelError::Config(ConfigError::Unreadable { .. }) => Self::refused(error).hint(
+                "a model is the directory that holds config.json and the weight files it was released with",
+            ),
             ModelError::Config(_) => Self::refused(error),
-            _ => Self::run(error),
+            ModelError::Checkpoint { .. } => Self::run(error),
         }
     }
 }
