@@ -286,7 +286,7 @@ impl Trunk<'_> {
             Pinned::List(layers) => self.listed(layers)?,
             Pinned::All => spread(total, total),
             Pinned::Fit { at_least } => {
-                let least = within(*at_least)?;
+                let least = usize::from(*at_least).min(total);
                 let room = room.saturating_sub(choice.head_bytes(self.sizes));
                 let fits = |n: &usize| {
                     let layers = spread(*n, total);

@@ -99,7 +99,6 @@ fn refusals_name_what_is_short_and_what_fits() {
         [
             refusal("max", &["trunk.pinned=94"], 256 * GB),
             refusal("max", &["trunk.pinned=[0, 93, 4095]"], 256 * GB),
-            refusal("max", &["trunk.pinned=fit:100"], 256 * GB),
         ]
         .join("\n---\n")
     );
@@ -108,6 +107,15 @@ fn refusals_name_what_is_short_and_what_fits() {
     let (config, shape) = k3();
     let error = plan(&preset("laptop", &[]), &config, &shape, &Machine { cgroup: group, ..machine(64 * GB) });
     insta::assert_snapshot!("cgroup", error.unwrap_err().to_string());
+}
+
+#[test]
+fn at_least_more_layers_than_there_are_is_all_of_them() {
+    let all = make_plan("max", &["trunk.pinned=all"], 256 * GB).unwrap();
+    let fit = make_plan("max", &["trunk.pinned=fit:100"], 256 * GB).unwrap();
+    assert_eq!(fit.trunk, all.trunk);
+    let error = make_plan("laptop", &["trunk.pinned=fit:100"], 64 * GB).unwrap_err().to_string();
+    assert!(error.contains("trunk.pinned = \"fit:100\""), "{error}");
 }
 
 #[test]

@@ -129,7 +129,7 @@ pub(super) static KEYS: &[Key] = &[
                   \"spread:N\" or \"prefix:N\"",
         about: "Layers that stay in memory. A number, or \"spread:N\", deals their bytes out over the blocks of\n\
                 all layers, so that the disk always has work; \"prefix:N\" takes the first ones whole. \"fit\"\n\
-                deals out as many as the budget allows, \"fit:N\" never fewer than N.",
+                deals out as many as the budget allows, \"fit:N\" never fewer than N, or all of a smaller model.",
         required: true,
         set: |p, v| pinned(v).map(|pinned| p.trunk.pinned = pinned),
         get: |p| Some(pinned_text(&p.trunk.pinned)),

@@ -72,7 +72,7 @@ pub enum Pinned {
     All,
     /// As many as the budget allows, spread evenly, but never fewer than this.
     Fit {
-        /// Fewest layers to accept.
+        /// Fewest layers to accept; all, where the model has fewer.
         at_least: u16,
     },
 }
