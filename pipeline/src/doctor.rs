@@ -16,9 +16,7 @@ use crate::machine::Machine;
 use crate::memory::arena::{Arena, SlotBuf};
 use crate::model::config::ModelConfig;
 use crate::model::tensors::{Extent, FileId, WeightFile};
-use crate::plan::{
-    ModelShape, Prediction, Rates, ReaderPlan, Refusal, machine_budget_bytes, plan, read_slot_bytes,
-};
+use crate::plan::{ModelShape, Prediction, Rates, ReaderPlan, machine_budget_bytes, plan, read_slot_bytes};
 use crate::preset::{LADDER, MemoryBudget, Preset, PresetError};
 use crate::store::StoreError;
 use crate::store::disks::{Client, DiskOptions, DiskReport, Disks};
@@ -294,8 +292,6 @@ pub struct Candidate {
     pub outlook: Option<Outlook>,
     /// Why it does not fit.
     pub refused: Option<String>,
-    /// Whether it is the model that it does not fit, whatever the machine.
-    pub fits_no_machine: bool,
 }
 
 /// What is to be expected of a preset.
@@ -333,19 +329,14 @@ fn candidate(
     rates: Option<Rates>,
 ) -> Candidate {
     match plan(preset, config, shape, machine) {
-        Err(error) => Candidate {
-            preset: name,
-            outlook: None,
-            refused: Some(error.to_string()),
-            fits_no_machine: error.0.iter().any(|refusal| !matches!(refusal, Refusal::Memory(_))),
-        },
+        Err(error) => Candidate { preset: name, outlook: None, refused: Some(error.to_string()) },
         Ok(plan) => {
             let outlook = Outlook {
                 planned_bytes: plan.ledger.total_bytes(),
                 disk_bytes_per_token_max: plan.traffic.disk_bytes_max(),
                 prediction: rates.map(|rates| Prediction::new(&plan.traffic, rates)),
             };
-            Candidate { preset: name, outlook: Some(outlook), refused: None, fits_no_machine: false }
+            Candidate { preset: name, outlook: Some(outlook), refused: None }
         }
     }
 }

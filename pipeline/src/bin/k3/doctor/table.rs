@@ -76,9 +76,6 @@ fn presets(report: &Report) -> Vec<String> {
             size(o.disk_bytes_per_token_max),
             o.prediction.map_or("-".to_owned(), |p| format!("{:.3} s", p.seconds_per_token))
         ),
-        None if c.fits_no_machine => {
-            format!("{:<12}not for this model: k3 plan --preset {} says why", c.preset, c.preset)
-        }
         None => format!("{:<12}does not fit: k3 plan --preset {} says why", c.preset, c.preset),
     }));
     lines
