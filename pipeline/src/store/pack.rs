@@ -270,8 +270,10 @@ pub fn open_pack(
 /// Refuses a target that holds anything but a pack, or one of another version, checkpoint or block size: a
 /// slip in its name must not cost a weight file, nor the work of another pack.
 pub(super) fn keep_what_is_another(out: &Path, identity: PackIdentity) -> Result<(), PackError> {
-    let Ok(meta) = std::fs::metadata(out) else { return Ok(()) };
     let replaced = |what| Err(PackError::WouldReplace { path: out.to_owned(), what });
+    let Ok(meta) = std::fs::metadata(out) else {
+        return if out.is_symlink() { replaced("a link that leads nowhere") } else { Ok(()) };
+    };
     if !meta.is_file() {
         return replaced("no pack");
     }

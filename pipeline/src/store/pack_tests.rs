@@ -186,6 +186,10 @@ fn a_link_stays_a_link_and_what_it_leads_to_is_packed_again() {
     pack(&f, &link).unwrap();
     assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
     assert!(std::fs::read(&out).unwrap() == whole);
+    std::fs::remove_file(&out).unwrap();
+    let dangling = pack(&f, &link);
+    assert!(matches!(dangling, Err(PackError::WouldReplace { what: "a link that leads nowhere", .. })));
+    assert!(link.is_symlink() && !out.exists());
 }
 
 #[test]

@@ -141,6 +141,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         text: Vec::new(),
         prompt_tokens: 0,
         reused: 0,
+        extends_saved: true,
         output: Output {
             max_tokens: 0,
             dump,
@@ -191,6 +192,8 @@ struct Run<'t> {
     prompt_tokens: usize,
     /// How much of it had been read before.
     reused: usize,
+    /// Whether it begins with all of the text that is saved, if any is.
+    extends_saved: bool,
     output: Output<'t>,
 }
 
@@ -220,8 +223,9 @@ impl Run<'_> {
                 self.prompt_tokens = saved.prompt_tokens();
                 self.text = saved.text;
             }
-            (prompt, _) => {
+            (prompt, saved) => {
                 self.text = prompt.unwrap_or_default();
+                self.extends_saved = saved.is_none_or(|saved| self.text.starts_with(&saved.text));
                 self.prompt_tokens = self.text.len();
                 self.generator.sampler_mut().begin(&self.text)?;
             }
@@ -251,21 +255,20 @@ impl Run<'_> {
         &mut self,
         place: Option<&Place<'_>>,
     ) -> Result<Option<ControlFlow<TokenId, TokenId>>, Failure> {
-        let had = self.session.len();
         self.reused = self.session.reuse(&self.text);
         // The same prompt may come again.
         self.session.mark(self.prompt_tokens.saturating_sub(1));
-        let mut checkpoints = place.filter(|_| self.reused == had).map(Checkpoints::new);
+        let mut checkpoints = place.filter(|_| self.extends_saved).map(Checkpoints::new);
         let Self { engine, session, generator, output, text, .. } = self;
         let unread = &text[self.reused..];
         let mut bar = progress::Prompt::new(unread.len(), engine.config().layers.len());
         let all_logits = output.dump.is_some();
         let mut kept = Ok(());
         let mut keep = |seen: Progress<'_>| {
-            if let Some(dump) = &mut output.dump {
-                dump.push(seen.logits.data())?;
+            if let Some(checkpoints) = &mut checkpoints {
+                checkpoints.after(seen, text, generator);
             }
-            checkpoints.as_mut().map_or(Ok(()), |checkpoints| checkpoints.after(seen, text, generator))
+            output.dump.as_mut().map_or(Ok(()), |dump| dump.push(seen.logits.data()))
         };
         let mut observe = |seen: Progress<'_>| {
             if kept.is_ok() {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
+use k3_pipeline::causes::with_causes;
 use k3_pipeline::generation::Generator;
 use k3_pipeline::model::tensors::Fingerprint;
 use k3_pipeline::session::{Progress, Session};
@@ -15,6 +16,7 @@ use crate::engine_args::Planned;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::printer::Printer;
+use crate::terminal;
 
 /// Where a session is kept, and of which model it is.
 pub(super) struct Place<'a> {
@@ -114,7 +116,7 @@ impl<'a> Place<'a> {
 /// often as it takes no more than a twentieth of the time.
 pub(super) struct Checkpoints<'p> {
     place: &'p Place<'p>,
-    /// When the next is due, counted as [`Progress::elapsed`].
+    /// When the next is due, counted as [`Progress::elapsed`]; never again after one that failed.
     due: Duration,
     /// Tokens of the prompt that were read when the last one was made.
     pub(super) read: Option<usize>,
@@ -127,18 +129,28 @@ impl<'p> Checkpoints<'p> {
         Self { place, due: Duration::ZERO, read: None }
     }
 
-    /// Told after a pass over a part of `prompt`.
-    pub(super) fn after(&mut self, seen: Progress<'_>, prompt: &[TokenId], generator: &Generator) -> Outcome {
+    /// Told after a pass over a part of `prompt`. A save that fails is told to the user and costs the run
+    /// nothing.
+    pub(super) fn after(&mut self, seen: Progress<'_>, prompt: &[TokenId], generator: &Generator) {
         if seen.done == seen.total || seen.elapsed < self.due {
-            return Ok(());
+            return;
         }
         let begun = Instant::now();
         let (read, unread) = prompt.split_at(seen.session.len());
         let notes = Notes { unread: unread.to_vec(), given: 0 };
-        self.place.save(seen.session, (prompt.len(), &notes), generator)?;
-        self.due = seen.elapsed + begun.elapsed() * Self::SHARE;
-        self.read = Some(read.len());
-        Ok(())
+        match self.place.save(seen.session, (prompt.len(), &notes), generator) {
+            Ok(()) => {
+                self.due = seen.elapsed + begun.elapsed() * Self::SHARE;
+                self.read = Some(read.len());
+            }
+            Err(failure) => {
+                self.due = Duration::MAX;
+                if let Failure::Error { error, .. } = failure {
+                    let why = with_causes(error.as_ref());
+                    terminal::report(&format!("the prompt is read on, but not saved on the way: {why}\n"));
+                }
+            }
+        }
     }
 }
 
