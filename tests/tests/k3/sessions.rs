@@ -2,7 +2,7 @@
 //! of a text that was read in one go, and never anything that came after a difference.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use k3_pipeline::engine::Engine;
@@ -301,12 +301,8 @@ fn a_prompt_that_was_killed_goes_on_behind_the_last_pass_that_was_saved() {
         ["--temperature", "0.9", "--seed", "4", "--presence-penalty", "0.9", "--frequency-penalty", "0.3"];
     let whole = generate(&[&["--ids", &prompt, "--max-tokens", "8"][..], &sampling].concat());
 
-    let mut killed = Command::new(k3())
-        .args(arguments(&[&["--ids", &prompt, "--max-tokens", "8"][..], &sampling, &slow, &session].concat()))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut killed =
+        background(&[&["--ids", &prompt, "--max-tokens", "8"][..], &sampling, &slow, &session].concat());
     let begun = Instant::now();
     while !path.exists() {
         assert!(killed.try_wait().unwrap().is_none(), "it ended before it saved anything");
@@ -321,6 +317,45 @@ fn a_prompt_that_was_killed_goes_on_behind_the_last_pass_that_was_saved() {
     let reused = rest["reused_tokens"].as_u64().unwrap();
     assert!((1..199).contains(&reused), "{reused} tokens were read before");
     assert_eq!(rest["prompt_ids"], whole["prompt_ids"]);
+
+    // Another prompt leaves what is saved alone until it is done: by then it has read a few parts of it.
+    let saved = fs::read(&path).unwrap();
+    let other = (1..200).rev().map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+    let mut killed = background(&[&["--ids", &other, "--max-tokens", "8"][..], &slow, &session].concat());
+    std::thread::sleep(Duration::from_millis(800));
+    assert!(killed.try_wait().unwrap().is_none(), "it was to be killed in the middle");
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(fs::read(&path).unwrap() == saved);
+}
+
+/// Files end after 20 KB: a save on the way fails, and the last one.
+#[test]
+fn a_save_that_fails_costs_no_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s.k3s");
+    let prompt = (1..200).map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+    let limited = r#"trap '' XFSZ; ulimit -f 40; exec "$@""#;
+    let asked = ["--ids", &prompt, "--max-tokens", "4", "--set", "pass.tokens=5"];
+    let ended = Command::new("sh")
+        .args(["-c", limited, "sh"])
+        .arg(k3())
+        .args(arguments(&[&asked[..], &["--session", path.to_str().unwrap()]].concat()))
+        .output()
+        .unwrap();
+    let (stdout, stderr) =
+        (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr).unwrap());
+    assert_eq!(ended.status.code(), Some(1), "{stderr}");
+    assert_eq!(stderr.matches("is read on, but not saved on the way").count(), 1, "{stderr}");
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(ids(&report), ids(&generate(&asked)));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// `k3 generate --json` on k3-tiny-a, not waited for.
+fn background(more: &[&str]) -> Child {
+    let mut command = Command::new(k3());
+    command.args(arguments(more)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 #[test]
