@@ -55,7 +55,8 @@ pub const fn q23_bytes(cols: usize) -> usize {
 }
 
 /// A quantised vector, as [`Kernels::q23_quantize`] wrote it: for each two groups their digits, then for
-/// each group 12 * sum q (i32), then for each group 2^(e-1) (f32). The same bytes on every instruction set.
+/// each group 12 * sum q (i32), then for each group 2^(e-1) (f32; 1 where all are zeros). The same bytes on every
+/// instruction set.
 #[derive(Clone, Copy)]
 pub struct Q23<'a> {
     cols: usize,
@@ -176,7 +177,9 @@ fn quantize<L: CodeLanes>(l: L, x: &[f32], dst: &mut [u8]) {
             sum = l.add_i(sum, q[i]);
         }
         surplus[g] = (12 * lane_bits(l, sum).into_iter().fold(0, i32::wrapping_add)).to_le_bytes();
-        scales[g] = power_of_two(exponent - 149).to_le_bytes();
+        // Zeros sum to zero on any grid, and processors take twice the time for a subnormal one.
+        let grid = if largest == 0 { 1.0 } else { power_of_two(exponent - 149) };
+        scales[g] = grid.to_le_bytes();
         let pair = &mut digits[g / 2 * PAIR_DIGITS..][..PAIR_DIGITS];
         for digit in pair.as_chunks_mut::<{ 2 * GROUP_COLS }>().0 {
             let bytes = l.low_bytes(q);

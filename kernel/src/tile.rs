@@ -35,6 +35,9 @@ pub trait TileLanes: Lanes {
     /// `to[c]` = the 16 rows of column c, for the 8 columns whose bf16 weights stand in `from`, [row][column].
     fn transpose(self, from: &[&[u8; 16]; TILE_ROWS], to: &mut [[u8; COLUMN_BYTES]; 8]);
 
-    /// Asks for the cache line of `bytes[at]`, if there is one.
+    /// Asks for the cache line of `bytes[at]`, if there is one, to have it in the nearest cache.
     fn prefetch(self, bytes: &[u8], at: usize);
+
+    /// The same, to have it in the cache behind that: more such lines can be on their way.
+    fn prefetch_far(self, bytes: &[u8], at: usize);
 }

@@ -99,6 +99,16 @@ fn every_length_around_lanes_tiles_and_chunks() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too much for an interpreter; `any_` runs the code of fewer chunks")]
+fn every_number_of_chunks_that_share_a_vector() {
+    for cols in (3..=17).map(|chunks| chunks * CHUNK).chain([15 * CHUNK + 9]) {
+        for rows in [1, 3, 4, 5, 8, 9, 31, 33] {
+            check(&weights(rows, cols, 29, true), (rows, cols), &values(cols, 1), 1);
+        }
+    }
+}
+
+#[test]
 fn every_batch_width() {
     let shapes: &[(usize, usize)] = if cfg!(miri) { &[(17, 9)] } else { &[(16, 40), (21, 300)] };
     for count in (0..=14).step_by(if cfg!(miri) { 7 } else { 1 }) {
@@ -149,7 +159,7 @@ fn special_inputs_and_weights() {
 #[test]
 #[cfg_attr(miri, ignore = "too much for an interpreter; `any_` runs the same code")]
 fn rows_split_anywhere() {
-    let (rows, cols, count) = (83, 259, 5);
+    let (rows, cols, count) = (83, 15 * CHUNK + 3, 5);
     let (bytes, x) = (weights(rows, cols, 5, true), values(cols * count, 9));
     let row_major = Bf16Rows::new(&bytes, rows, cols).unwrap();
     for k in kernels() {

@@ -180,4 +180,10 @@ impl TileLanes for Avx2 {
         // SAFETY: a prefetch reads nothing and faults nowhere, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast()) }
     }
+
+    #[inline(always)]
+    fn prefetch_far(self, bytes: &[u8], at: usize) {
+        // SAFETY: a prefetch reads nothing and faults nowhere, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(at).cast()) }
+    }
 }

@@ -156,4 +156,16 @@ impl TileLanes for Neon {
             );
         }
     }
+
+    #[inline(always)]
+    fn prefetch_far(self, bytes: &[u8], at: usize) {
+        // SAFETY: a prefetch reads nothing and faults nowhere, whatever the address.
+        unsafe {
+            core::arch::asm!(
+                "prfm pldl2keep, [{at}]",
+                at = in(reg) bytes.as_ptr().wrapping_add(at),
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+    }
 }

@@ -68,4 +68,7 @@ impl TileLanes for Scalar {
 
     #[inline(always)]
     fn prefetch(self, _: &[u8], _: usize) {}
+
+    #[inline(always)]
+    fn prefetch_far(self, _: &[u8], _: usize) {}
 }

@@ -262,10 +262,10 @@ impl Work for DenseReference {
     }
 }
 
-/// `batches` on the whole matrix 12288 x 7168 from memory, and one vector on a part that stays in the cache.
+/// `batches` on the largest matrices of a layer from memory, and one vector on a part that stays in the cache.
 fn dense_cases(kernels: Kernels, form: Form, kernel: &'static str, batches: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (rows, cols, cold, parts) in [(12288, 7168, true, 4), (64, 7168, false, 1)] {
+    for (rows, cols, cold, parts) in [(12288, 7168, true, 4), (7168, 12288, true, 4), (64, 7168, false, 1)] {
         let row_major = Arc::new(bf16_bytes(rows, cols));
         let Some((stored, bytes)) = store(kernels, &row_major, (rows, cols), form) else { continue };
         for &batch in if cold { batches } else { &[1] } {
