@@ -20,13 +20,16 @@ Examples:
   cargo xtask rehearse --preset pocket --tokens 2      all of the model under a hard 1 GB cap
   cargo xtask rehearse --preset laptop --tokens 2      the same ids and digest at 8 GB
   cargo xtask rehearse --preset max --cap none         whatever memory the machine has
+  cargo xtask rehearse --preset auto --cap none --ids 163 --tokens 3 --in-turn
+                                                       what computing alone takes
   cargo xtask rehearse --preset pocket --disk 3.2GB/s  as on a slower disk
   cargo xtask rehearse --preset pocket --model DIR     a real checkpoint instead
 
 The checkpoint is made once, in sparse files: 1.56 TB to look at, a few GB of disk. Router, norms
 and whatever else steers the computation is real, every matrix has real rows in every part, the
 rest is zeros, which cost the same time to compute. Reading holes costs no disk time: --disk
-stands for one. The computation is compared with reading the same bytes from memory once:
+stands for one. Filling holes costs processor time, though, which a disk does not: --in-turn keeps it
+out of the time of computing. That is compared with reading the same bytes from memory once:
 --ids 163 --tokens 3 makes every pass one of a single token. The cap is a memory cgroup and needs
 root. Results go to stdout, the rest to stderr.")]
 pub(crate) struct Args {
@@ -36,6 +39,9 @@ pub(crate) struct Args {
     /// Change one key of the preset; may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Read and compute in turn: one ring slot and one staging slot, whatever the preset says.
+    #[arg(long)]
+    in_turn: bool,
     /// Tokens to generate; the last of them is decided, not fed.
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     tokens: u32,
@@ -81,9 +87,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.prepare_only {
         return Ok(());
     }
+    let mut set = args.set.clone();
+    if args.in_turn {
+        set.extend(["trunk.ring_slots=1", "experts.staging_slots=1"].map(str::to_owned));
+    }
     let run = Generate {
         preset: &args.preset,
-        set: args.set.clone(),
+        set,
         model: &model,
         ids: &args.ids,
         tokens: args.tokens,
@@ -118,9 +128,10 @@ struct Rehearsal {
 struct Computing {
     /// Bytes of weights and state that a token is computed from, wherever they lie.
     touched_bytes_per_token: u64,
-    /// How fast as many threads read memory: the mean of before and after the run.
+    /// How fast as many threads read memory, measured for a second before the run and one after it: the mean.
     memory_bytes_per_second: f64,
-    /// Computing by the clock over reading those bytes. The system's work for reads is in it.
+    /// Computing by the clock over reading those bytes. The system's work for reads is in it where they do not
+    /// take turns.
     compute_over_memory: f64,
     /// The threads' time in `k3`'s own code over the same. The system's work is not in it; the waiting of the
     /// threads for each other is.

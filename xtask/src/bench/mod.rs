@@ -6,6 +6,7 @@ mod measure;
 mod sequence;
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
@@ -104,11 +105,14 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Bytes per second at which `threads` threads read memory.
+/// Bytes per second at which `threads` threads read memory: the median over a second.
 pub fn read_rate(threads: usize) -> f64 {
     let read = Read::new();
-    let times = (0..9).map(|_| Clock::Wall.time(&read, threads, 0, 1));
-    read.bytes() / median(times.collect())
+    let (start, mut times) = (Instant::now(), Vec::new());
+    while start.elapsed() < Duration::from_secs(1) {
+        times.push(Clock::Wall.time(&read, threads, 0, 1));
+    }
+    read.bytes() / median(times)
 }
 
 /// GFLOP/s of the matrix kernel of this name at its largest batch, its weights from memory.
