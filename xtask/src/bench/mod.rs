@@ -14,7 +14,8 @@ use k3_kernel::Kernels;
 use serde::Serialize;
 
 use crate::Failure;
-use measure::{Clock, Read, Work, median};
+use measure::{Clock, Work};
+pub use measure::{Read, median};
 
 /// Settings of the benchmark.
 #[derive(Args)]
@@ -106,11 +107,10 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Bytes per second at which `threads` threads read memory: the median over a second.
-pub fn read_rate(threads: usize) -> f64 {
-    let read = Read::new();
+pub fn read_rate(read: &Read, threads: usize) -> f64 {
     let (start, mut times) = (Instant::now(), Vec::new());
     while start.elapsed() < Duration::from_secs(1) {
-        times.push(Clock::Wall.time(&read, threads, 0, 1));
+        times.push(Clock::Wall.time(read, threads, 0, 1));
     }
     read.bytes() / median(times)
 }

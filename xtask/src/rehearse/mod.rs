@@ -5,13 +5,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use k3_pipeline::preset::{MemoryBudget, Preset};
-use k3_pipeline::units::{Bytes, Rate};
+use k3_pipeline::units::{Bytes, Rate, TokenId};
 use serde::Serialize;
-use serde_json::Value;
 
+use crate::Failure;
 use crate::checkpoint::{self, content};
 use crate::run_k3::{self, Generate, K3, Report, stop_flag};
-use crate::{Failure, bench};
+use in_turn::InTurn;
+
+mod in_turn;
 
 /// Arguments of `cargo xtask rehearse`.
 #[derive(Debug, clap::Args)]
@@ -20,18 +22,19 @@ Examples:
   cargo xtask rehearse --preset pocket --tokens 2      all of the model under a hard 1 GB cap
   cargo xtask rehearse --preset laptop --tokens 2      the same ids and digest at 8 GB
   cargo xtask rehearse --preset max --cap none         whatever memory the machine has
-  cargo xtask rehearse --preset auto --cap none --ids 163 --tokens 3 --in-turn
-                                                       what computing alone takes
+  cargo xtask rehearse --preset auto --in-turn --tokens 8
+                                                       what computing alone takes, beside memory
   cargo xtask rehearse --preset pocket --disk 3.2GB/s  as on a slower disk
   cargo xtask rehearse --preset pocket --model DIR     a real checkpoint instead
 
 The checkpoint is made once, in sparse files: 1.56 TB to look at, a few GB of disk. Router, norms
 and whatever else steers the computation is real, every matrix has real rows in every part, the
-rest is zeros, which cost the same time to compute. Reading holes costs no disk time: --disk
-stands for one. Filling holes costs processor time, though, which a disk does not: --in-turn keeps it
-out of the time of computing. That is compared with reading the same bytes from memory once:
---ids 163 --tokens 3 makes every pass one of a single token. The cap is a memory cgroup and needs
-root. Results go to stdout, the rest to stderr.")]
+rest is zeros, which cost the same time to compute. Reading holes costs no disk time, for which
+--disk stands, but time of the processor, which a disk leaves alone. --in-turn therefore reads and
+computes in turn, in this process: one slot for blocks and one for experts, what the preset keeps
+in memory in front, no cap. It compares the computation of each pass with reading the bytes it touches
+from memory once, at the bandwidth measured before and after that pass. The cap is a memory cgroup
+and needs root. Results go to stdout, the rest to stderr.")]
 pub(crate) struct Args {
     /// A built-in preset, or the path of a preset file.
     #[arg(long, default_value = "pocket", value_name = "NAME|FILE")]
@@ -39,8 +42,8 @@ pub(crate) struct Args {
     /// Change one key of the preset; may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Read and compute in turn: one ring slot and one staging slot, whatever the preset says.
-    #[arg(long)]
+    /// Read and compute in turn, a token at a time, and compare the computation with memory.
+    #[arg(long, conflicts_with_all = ["cap", "disk"])]
     in_turn: bool,
     /// Tokens to generate; the last of them is decided, not fed.
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -71,7 +74,7 @@ pub(crate) struct Args {
 
 /// Makes the checkpoint, runs, reports.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let cap = cap(args)?;
+    let cap = if args.in_turn { None } else { cap(args)? };
     let stop = stop_flag()?;
     let model = match &args.model {
         Some(dir) => dir.clone(),
@@ -87,13 +90,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.prepare_only {
         return Ok(());
     }
-    let mut set = args.set.clone();
     if args.in_turn {
-        set.extend(["trunk.ring_slots=1", "experts.staging_slots=1"].map(str::to_owned));
+        let run = in_turn::Run {
+            preset: &args.preset,
+            set: &args.set,
+            model: &model,
+            prompt: args.ids.split(',').filter_map(|id| id.trim().parse().ok()).map(TokenId).collect(),
+            tokens: args.tokens,
+            stop: &stop,
+        };
+        return print(args, &in_turn::measure(&run)?, InTurn::text);
     }
     let run = Generate {
         preset: &args.preset,
-        set,
+        set: args.set.clone(),
         model: &model,
         ids: &args.ids,
         tokens: args.tokens,
@@ -101,91 +111,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         cap_bytes: cap,
     };
     let k3 = K3::build(stop)?;
-    let planned = Planned::of(&k3, &run)?;
-    let before = bench::read_rate(planned.threads);
     let report = k3.generate(&run)?;
-    let rate = f64::midpoint(before, bench::read_rate(planned.threads));
-    let rehearsal = Rehearsal { computing: Computing::of(&report, &planned, rate)?, report };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&rehearsal)?);
-    } else {
-        println!("{}\n{}", rehearsal.report.text(), rehearsal.computing.text());
-    }
+    print(args, &report, Report::text)
+}
+
+/// Prints what was found, as JSON or for people.
+fn print<R: Serialize>(args: &Args, found: &R, text: fn(&R) -> String) -> Result<(), Failure> {
+    println!("{}", if args.json { serde_json::to_string_pretty(found)? } else { text(found) });
     Ok(())
-}
-
-/// What the run has cost, and its computation beside what memory allows.
-#[derive(Serialize)]
-struct Rehearsal {
-    #[serde(flatten)]
-    report: Report,
-    #[serde(flatten)]
-    computing: Computing,
-}
-
-/// The computation of a token beside reading each of its bytes once.
-#[derive(Serialize)]
-struct Computing {
-    /// Bytes of weights and state that a token is computed from, wherever they lie.
-    touched_bytes_per_token: u64,
-    /// How fast as many threads read memory, measured for a second before the run and one after it: the mean.
-    memory_bytes_per_second: f64,
-    /// Computing by the clock over reading those bytes. The system's work for reads is in it where they do not
-    /// take turns.
-    compute_over_memory: f64,
-    /// The threads' time in `k3`'s own code over the same. The system's work is not in it; the waiting of the
-    /// threads for each other is.
-    user_over_memory: f64,
-}
-
-impl Computing {
-    fn of(report: &Report, planned: &Planned, rate: f64) -> anyhow::Result<Self> {
-        let number =
-            |phase: &Value, what: &str| phase[what].as_f64().with_context(|| format!("k3 reports no {what}"));
-        let (mut passes, mut user) = (0.0, 0.0);
-        for phase in [&report.prompt, &report.output] {
-            passes += number(phase, "passes")?;
-            user += number(phase, "user_seconds")?;
-        }
-        let once = planned.touched_bytes as f64 / rate;
-        Ok(Self {
-            touched_bytes_per_token: planned.touched_bytes,
-            memory_bytes_per_second: rate,
-            compute_over_memory: report.compute_seconds_per_token / once,
-            user_over_memory: user / (planned.threads as f64 * passes) / once,
-        })
-    }
-
-    fn text(&self) -> String {
-        format!(
-            "computing    {:.2} times what reading {} from memory takes at {}/s; without the system's work for \
-             reads {:.2} times",
-            self.compute_over_memory,
-            Bytes(self.touched_bytes_per_token).human(),
-            Bytes(self.memory_bytes_per_second as u64).human(),
-            self.user_over_memory
-        )
-    }
-}
-
-/// What the plan of a run says, as `k3 plan` prints it.
-struct Planned {
-    threads: usize,
-    touched_bytes: u64,
-}
-
-impl Planned {
-    fn of(k3: &K3, run: &Generate<'_>) -> anyhow::Result<Self> {
-        let model = run.model.display().to_string();
-        let args = ["plan", "--json", "--preset", run.preset, "--model", &model].map(str::to_owned);
-        let changes = run.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
-        let plan = k3.run(&args.into_iter().chain(changes).collect::<Vec<_>>(), None)?.json;
-        let number = |at: &str| {
-            plan.pointer(at).and_then(Value::as_u64).with_context(|| format!("the plan of k3 has no {at}"))
-        };
-        let threads = usize::try_from(number("/compute/threads")?)?;
-        Ok(Self { threads, touched_bytes: number("/traffic/touched_bytes")? })
-    }
 }
 
 /// The limit, from `--cap` or the preset.
