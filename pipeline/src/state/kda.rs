@@ -1,5 +1,6 @@
 //! State of one KDA layer, and one head's way through a run of tokens.
 
+use std::hint::black_box;
 use std::ops::Range;
 
 use k3_kernel::kda::{KdaTokens, kda_state_len};
@@ -11,6 +12,8 @@ use crate::workspace::cut;
 /// Tokens that one head takes through convolution and recurrence at a time; any other number gives the
 /// same bits, this one keeps its vectors in L2.
 const HEAD_TOKENS: usize = 32;
+/// Bytes of the smallest page of memory.
+const PAGE_BYTES: usize = 4096;
 
 /// Recurrent state and convolution history of one KDA layer, and its tokens of a draft.
 #[derive(Debug)]
@@ -82,14 +85,24 @@ impl<'a> KdaRaw<'a> {
     }
 }
 
+/// Zeros whose pages are there. The system only promises those of a fresh vector: reading one maps the page of
+/// zeros that all share, and writing it then takes another fault and the attention of every core.
+fn present_zeros(len: usize) -> Vec<f32> {
+    let mut zeros = vec![0.0; len];
+    for page in zeros.chunks_mut(PAGE_BYTES / size_of::<f32>()) {
+        page[0] = black_box(0.0);
+    }
+    zeros
+}
+
 impl KdaState {
     /// Zero state, with room for a draft and for `marks` copies of the state.
     #[must_use]
     pub fn new(config: &KdaConfig, draft_tokens: usize, marks: usize) -> Self {
         let draft = |width: usize| vec![0.0; draft_tokens * width];
         Self {
-            recurrent: vec![0.0; config.heads * recurrent_len(config)],
-            history: vec![0.0; config.heads * history_len(config)],
+            recurrent: present_zeros(config.heads * recurrent_len(config)),
+            history: present_zeros(config.heads * history_len(config)),
             draft: Draft {
                 q: draft(config.width()),
                 k: draft(config.width()),
