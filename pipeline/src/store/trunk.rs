@@ -2,6 +2,8 @@
 //! ahead in the order of the schedule, across the end of one pass into the next.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use k3_kernel::{Bf16Rows, Kernels};
@@ -22,6 +24,8 @@ pub(crate) struct TrunkMemory {
     pub(crate) ring: Vec<SlotBuf>,
     /// One slot for each pinned block, in order of the pass.
     pub(crate) pinned: Vec<SlotBuf>,
+    /// All of those.
+    pinned_region: Option<ArenaRegion>,
     pub(crate) regions: Vec<ArenaRegion>,
 }
 
@@ -47,7 +51,9 @@ impl TrunkMemory {
         let sizes = blocks.iter().zip(pinned).filter(|&(_, &pinned)| pinned);
         let sizes: Vec<usize> =
             sizes.map(|(b, _)| (b.resident_bytes() as usize).next_multiple_of(SLOT_ALIGN)).collect();
-        let mut rest = Arena::new("pinned blocks", 1, sizes.iter().sum())?.into_slots().pop();
+        let arena = Arena::new("pinned blocks", 1, sizes.iter().sum())?;
+        let pinned_region = arena.region();
+        let mut rest = arena.into_slots().pop();
         let mut pinned = Vec::with_capacity(sizes.len());
         for bytes in sizes {
             if let Some(mut slot) = rest.take() {
@@ -55,7 +61,7 @@ impl TrunkMemory {
                 pinned.push(slot);
             }
         }
-        Ok(Self { ring: ring.into_slots(), pinned, regions: region.into_iter().collect() })
+        Ok(Self { ring: ring.into_slots(), pinned, pinned_region, regions: region.into_iter().collect() })
     }
 }
 
@@ -129,8 +135,17 @@ impl TrunkSource {
     ) -> Result<Self, StoreError> {
         let mut free = memory.ring;
         let mut client = Client::new(disks, free.len());
-        let resident =
-            load_pinned(&mut client, &mut free, (&blocks, pinned), memory.pinned, kernels, progress)?;
+        // The system takes as long to hand out pages as loading takes otherwise.
+        let loaded = AtomicBool::new(false);
+        let resident = thread::scope(|scope| {
+            if let Some(region) = &memory.pinned_region {
+                scope.spawn(|| region.populate(&loaded));
+            }
+            let resident =
+                load_pinned(&mut client, &mut free, (&blocks, pinned), memory.pinned, kernels, progress);
+            loaded.store(true, Ordering::Relaxed);
+            resident
+        })?;
         let head = blocks.iter().position(|b| b.shape.id.layer.is_none()).unwrap_or(blocks.len());
         let streamed: Vec<usize> = (0..blocks.len()).filter(|&b| resident[b].is_none()).collect();
         let streamed_head = streamed.partition_point(|&b| b < head);
