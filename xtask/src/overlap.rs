@@ -34,14 +34,17 @@ Examples:
 
 For 0, half and all of the layers in memory it runs without a limit first, which gives the
 computation alone: the time of a token less its waits for the disk. Then it runs behind limits,
-and compares the time of a token with the longer of that and of bytes read over speed. Without
---speeds the limits are 0.5, 1, 2 and 4 times the speed at which both are equal. A limit above
-what `k3 doctor` measures counts as what it measures.
+and compares the time of a token with the longer of that and of bytes read over speed; of repeats
+the median counts. Without --speeds the limits are 0.5, 1, 2 and 4 times the speed at which both
+are equal. A limit above what `k3 doctor` measures counts as what it measures.
 Exit codes: 0 done; 1 failed; 3 two runs gave different tokens or logits.")]
 pub(crate) struct Args {
     /// Model directory. Without it, the model of `cargo xtask synth`, made where it is not there.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+    /// Layers that stay in memory, as in 0,2. Without it: none, half and all.
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pinned: Vec<usize>,
     /// Speeds to read at, as in 1GB/s,3GB/s.
     #[arg(long, value_name = "RATE,RATE", value_delimiter = ',')]
     speeds: Vec<Rate>,
@@ -74,10 +77,10 @@ struct Row {
     bytes_per_token: f64,
     /// Bytes over the speed.
     disk_seconds: f64,
-    /// Without a wait, measured without a limit.
+    /// Without a wait, measured without a limit: the median.
     compute_seconds: f64,
     seconds_per_token: Spread,
-    /// Mean over the longer of disk and computation.
+    /// The median over the longer of disk and computation.
     ratio: f64,
 }
 
@@ -100,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(dir) => dir.clone(),
         None => synth::default_model(&stop)?,
     };
-    let layers = fitting_layers(&model, args)?;
+    let layers = if args.pinned.is_empty() { fitting_layers(&model, args)? } else { args.pinned.clone() };
     let k3 = K3::build(stop)?.quiet();
     let disk = if args.direct == "off" { None } else { Some(disk_rate(&k3, &model)?) };
     let case = |pinned: usize, disk: Option<Rate>| Generate {
@@ -183,19 +186,19 @@ fn fitting_layers(model: &Path, args: &Args) -> anyhow::Result<Vec<usize>> {
 
 /// Speeds around the one at which the disk takes as long as the computation.
 fn speeds(streamed: &[Report]) -> anyhow::Result<Vec<Rate>> {
-    let equal = mean(streamed, |r| r.bytes_per_token) / compute_seconds(streamed);
+    let equal = middle(streamed, |r| r.bytes_per_token) / compute_seconds(streamed);
     if !equal.is_finite() || equal < 1.0 {
         bail!("nothing was read, or nothing computed: there is no overlap to measure; give --tokens more");
     }
     Ok(SPEEDS.iter().map(|times| Rate(Bytes((equal * times) as u64))).collect())
 }
 
-fn mean(reports: &[Report], value: fn(&Report) -> f64) -> f64 {
-    Spread::of(reports.iter().map(value)).mean
+fn middle(reports: &[Report], value: fn(&Report) -> f64) -> f64 {
+    Spread::of(reports.iter().map(value)).median
 }
 
 fn compute_seconds(reports: &[Report]) -> f64 {
-    mean(reports, |r| r.compute_seconds_per_token)
+    middle(reports, |r| r.compute_seconds_per_token)
 }
 
 /// What the disk of the model gives, measured apart from any computation.
@@ -213,7 +216,7 @@ fn row(
     compute_seconds: f64,
     disk: Option<f64>,
 ) -> Row {
-    let bytes_per_token = mean(reports, |r| r.bytes_per_token);
+    let bytes_per_token = middle(reports, |r| r.bytes_per_token);
     let limit_rate = limit.map_or(f64::INFINITY, |limit| limit.0.0 as f64);
     let disk_seconds = bytes_per_token / disk.unwrap_or(f64::INFINITY).min(limit_rate);
     let seconds_per_token = Spread::of(reports.iter().map(|r| r.seconds_per_token));
@@ -224,7 +227,7 @@ fn row(
         disk_seconds,
         compute_seconds,
         seconds_per_token,
-        ratio: seconds_per_token.mean / disk_seconds.max(compute_seconds),
+        ratio: seconds_per_token.median / disk_seconds.max(compute_seconds),
     }
 }
 
@@ -242,7 +245,7 @@ fn table(overlap: &Overlap) -> String {
             Bytes(r.bytes_per_token as u64).human(),
             r.disk_seconds,
             r.compute_seconds,
-            s.mean,
+            s.median,
             s.least,
             s.most,
             r.ratio
@@ -278,9 +281,8 @@ mod tests {
         // 100 bytes; computing takes 2 s.
         let slow = row((0, rate(10)), &[report(11.0, 9.0, 100.0)], 2.0, Some(1000.0));
         assert_eq!((slow.disk_seconds, slow.ratio), (10.0, 1.1));
-        let fast =
-            row((0, rate(100)), &[report(2.0, 0.0, 100.0), report(3.0, 0.0, 100.0)], 2.0, Some(1000.0));
-        assert_eq!(fast.ratio, 1.25);
+        let three = [2.0, 9.0, 3.0].map(|seconds| report(seconds, 0.0, 100.0));
+        assert_eq!(row((0, rate(100)), &three, 2.0, Some(1000.0)).ratio, 1.5);
         let beyond = row((0, rate(100_000)), &[report(5.0, 0.0, 100.0)], 2.0, Some(20.0));
         assert_eq!((beyond.disk_seconds, beyond.ratio), (5.0, 1.0));
         let nothing = row((5, None), &[report(2.0, 0.0, 0.0)], 2.0, None);

@@ -92,7 +92,12 @@ mod tests {
             pinned_layers: pinned,
             pinned_head: false,
             expert_slots: 0,
-            seconds_per_token: Spread { mean: seconds, least: seconds * 0.9, most: seconds * 1.2 },
+            seconds_per_token: Spread {
+                mean: seconds,
+                median: seconds,
+                least: seconds * 0.9,
+                most: seconds * 1.2,
+            },
             waited_seconds_per_token: 0.0,
             bytes_per_token: 0.0,
             expert_hit_rate: 0.0,

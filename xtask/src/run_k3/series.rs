@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{Generate, K3, Report};
 use crate::Failure;
+use crate::bench::median;
 
 /// Runs of several cases, case by case.
 pub struct Series(pub Vec<Vec<Report>>);
@@ -14,6 +15,8 @@ pub struct Series(pub Vec<Vec<Report>>);
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     pub mean: f64,
+    /// The middle value: one disturbed run does not move it.
+    pub median: f64,
     pub least: f64,
     pub most: f64,
 }
@@ -25,6 +28,7 @@ impl Spread {
         let count = values.clone().count().max(1) as f64;
         Self {
             mean: values.clone().sum::<f64>() / count,
+            median: median(values.clone().collect()),
             least: values.clone().fold(f64::INFINITY, f64::min),
             most: values.fold(f64::NEG_INFINITY, f64::max),
         }
