@@ -117,6 +117,19 @@ fn all_codes_with_all_scale_bytes() {
 }
 
 #[test]
+fn a_group_of_zeros_has_no_subnormal_grid() {
+    let mut x = [0.0; 128];
+    (x[0], x[40], x[97]) = (1.0, -0.0, 1e-45);
+    for k in kernels() {
+        let mut bytes = vec![9; q23_bytes(x.len())];
+        k.q23_quantize(&x, &mut bytes);
+        let grids = Q23::new(&bytes, x.len()).unwrap().scales.as_flattened();
+        let grids: Vec<f32> = grids.iter().map(|g| f32::from_le_bytes(*g)).collect();
+        assert_eq!(grids, [2f32.powi(-22), 1.0, 1.0, 1e-45], "{}", k.isa());
+    }
+}
+
+#[test]
 fn special_inputs() {
     let (rows, groups) = (9, 5);
     let (packed, scales) = (noise(rows * groups * 16, 8), scales(rows * groups, 9));
