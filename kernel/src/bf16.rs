@@ -1,6 +1,6 @@
 //! Dense products, "C256": `total = +0`; for each chunk of 256 columns, `a = +0`, `a = fma(w, x, a)` over its
-//! columns ascending, `total += a`. Lanes are rows, so the order of a sum is the same on every instruction
-//! set. A result that is not a number has the bits of `f32::NAN`.
+//! columns ascending, `total += a`. Lanes are rows, or chunks of a row, so the order of a sum is the same on
+//! every instruction set. A result that is not a number has the bits of `f32::NAN`.
 //!
 //! bf16 and f32 weights widen to f32 exactly. Against f64, the relative L2 error of a product with
 //! inputs of one magnitude is about 2e-7.

@@ -1,11 +1,11 @@
 //! MXFP4 products, "Q23": integers within a group of 32 columns, so that their order cannot matter.
 //!
 //! The input vector is quantised once. For each group of 32 values with the largest magnitude m:
-//! `e = floor(log2 m) - 21` (at least -148, which is what zero and subnormal m get), `q = rne(x * 2^-e)`,
+//! `e = floor(log2 m) - 21` (at least -148, which is what subnormal m gets), `q = rne(x * 2^-e)`,
 //! |q| <= 2^22, in three balanced digits of base 256. For each row: `d = sum (2 * E2M1) * q` in i32, exact;
 //! `t = f32(d) * 2^(e-1)`; `acc = fma(t, 2^(E8M0-127), acc)`, groups ascending from +0.
 //!
-//! * A group of zeros adds nothing, whatever its scale byte short of 255.
+//! * A group of zeros adds nothing, whatever its scale byte short of 255, on any grid: its 2^(e-1) is 1.
 //! * Where m is below 2^-126, x is rounded to a multiple of 2^-148 instead of m's own grid.
 //! * An infinite or NaN input makes every result NaN; so does a scale byte 255 those of its row.
 //! * A result that is not a number has the bits of `f32::NAN`.

@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(dir) => dir.clone(),
         None => synth::default_model(&stop)?,
     };
-    let layers = if args.pinned.is_empty() { fitting_layers(&model, args)? } else { args.pinned.clone() };
+    let layers = layers(&model, args)?;
     let k3 = K3::build(stop)?.quiet();
     let disk = if args.direct == "off" { None } else { Some(disk_rate(&k3, &model)?) };
     let case = |pinned: usize, disk: Option<Rate>| Generate {
@@ -162,8 +162,8 @@ fn settings(args: &Args, pinned: usize) -> Vec<String> {
     own.into_iter().chain([direct]).chain(args.set.iter().cloned()).collect()
 }
 
-/// None, half and all of the layers; fewer where this machine has no room for all of them.
-fn fitting_layers(model: &Path, args: &Args) -> anyhow::Result<Vec<usize>> {
+/// Those asked for; else none, half and all of the layers, fewer where this machine has no room for all of them.
+fn layers(model: &Path, args: &Args) -> anyhow::Result<Vec<usize>> {
     let (config, tensors) = ModelTensors::open(model, &[])?;
     let shape = ModelShape::from_tensors(&config, &tensors);
     let machine = Machine::detect()?;
@@ -172,6 +172,12 @@ fn fitting_layers(model: &Path, args: &Args) -> anyhow::Result<Vec<usize>> {
         Ok(plan(&preset, &config, &shape, &machine).is_ok())
     };
     let total = config.layers.len();
+    if let Some(n) = args.pinned.iter().find(|&&n| n > total) {
+        bail!("--pinned {n}: the model has {total} layers");
+    }
+    if !args.pinned.is_empty() {
+        return Ok(args.pinned.clone());
+    }
     let mut most = total;
     while most > 0 && !fits(most)? {
         most -= 1;

@@ -139,7 +139,10 @@ impl TrunkSource {
         let loaded = AtomicBool::new(false);
         let resident = thread::scope(|scope| {
             if let Some(region) = &memory.pinned_region {
-                scope.spawn(|| region.populate(&loaded));
+                // Without the thread it only takes longer.
+                let _ = thread::Builder::new()
+                    .name("k3-populate".to_owned())
+                    .spawn_scoped(scope, || region.populate(&loaded));
             }
             let resident =
                 load_pinned(&mut client, &mut free, (&blocks, pinned), memory.pinned, kernels, progress);

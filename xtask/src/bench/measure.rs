@@ -63,10 +63,11 @@ impl Clock {
     }
 }
 
-/// The middle value.
+/// The middle value, or the mean of the middle two; NaN of none.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    let middle = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
+    f64::midpoint(middle(values.len().saturating_sub(1) / 2), middle(values.len() / 2))
 }
 
 /// `len` bytes that begin at a page.

@@ -3,9 +3,10 @@
 //! read is measured between the passes, for on a machine with neighbours both change from minute to minute.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use k3_pipeline::engine::Engine;
@@ -32,7 +33,13 @@ pub(super) struct Run<'a> {
     pub(super) prompt: Vec<TokenId>,
     /// As many are generated after it; the last is not fed.
     pub(super) tokens: u32,
-    pub(super) stop: &'a AtomicBool,
+    pub(super) stop: Arc<AtomicBool>,
+}
+
+impl Run<'_> {
+    fn passes(&self) -> usize {
+        self.prompt.len() + self.tokens as usize - 1
+    }
 }
 
 /// What was measured. The figures of a token are medians over the passes.
@@ -88,60 +95,63 @@ impl InTurn {
 }
 
 /// Runs the model in this process, one token at a time.
-pub(super) fn measure(run: &Run<'_>) -> anyhow::Result<InTurn> {
+pub(super) fn measure(run: Run<'_>) -> anyhow::Result<InTurn> {
     // Before the plan, which takes what is left.
     let read = Read::new();
     let (config, tensors) = ModelTensors::open(run.model, &[])?;
-    let plan = in_turn(run, &config, &ModelShape::from_tensors(&config, &tensors))?;
-    let threads = plan.compute.threads.max(1);
-    thread::scope(|scope| {
-        let (ask, asked) = mpsc::sync_channel::<()>(0);
-        let (tell, told) = mpsc::channel();
-        // Older than the engine, which ties the thread that opens it to a core.
-        scope.spawn(move || asked.iter().try_for_each(|()| tell.send(bench::read_rate(&read, threads))));
-        let rate = || {
-            ask.send(())?;
-            Ok(told.recv()?)
-        };
-        let mut progress = None;
-        let mut show =
-            |done, total| progress.get_or_insert_with(|| Progress::new("loading", total)).show(done);
-        let engine = Engine::open((config, tensors), plan, &StoreOptions::default(), &mut show)?;
-        if let Some(progress) = progress {
-            progress.finish();
+    if let Some(id) = run.prompt.iter().find(|id| id.0 as usize >= config.vocab) {
+        bail!("--ids {}: the model has {} token ids", id.0, config.vocab);
+    }
+    let plan = in_turn(&run, &config, &ModelShape::from_tensors(&config, &tensors))?;
+    if run.passes() > plan.context_tokens {
+        bail!("{} tokens are fed, and context.tokens is {}", run.passes(), plan.context_tokens);
+    }
+    // Nothing is left behind that an orderly end would clear away.
+    let stop = Arc::clone(&run.stop);
+    thread::spawn(move || {
+        while !stop.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(50));
         }
-        passes(run, engine, &rate)
-    })
+        eprintln!("error: stopped");
+        std::process::exit(1);
+    });
+    let mut progress = None;
+    let mut show = |done, total| progress.get_or_insert_with(|| Progress::new("loading", total)).show(done);
+    let engine = Engine::open((config, tensors), plan, &StoreOptions::default(), &mut show)?;
+    if let Some(progress) = progress {
+        progress.finish();
+    }
+    passes(&run, engine, &read)
 }
 
 /// The plan of the preset with one slot for reads of each kind, and what stays in memory in front: nothing can be
 /// read while something else is computed.
 fn in_turn(run: &Run<'_>, config: &ModelConfig, shape: &ModelShape) -> anyhow::Result<Plan> {
     let one_slot = ["trunk.ring_slots=1", "experts.staging_slots=1"].map(str::to_owned);
-    let mut set = [run.set, &one_slot].concat();
+    let set = [run.set, &one_slot].concat();
+    let machine = Machine::detect()?;
     let planned = |set: &[String]| -> anyhow::Result<Plan> {
-        Ok(plan(&Preset::load(run.preset, set)?, config, shape, &Machine::detect()?)?)
+        Ok(plan(&Preset::load(run.preset, set)?, config, shape, &machine)?)
     };
-    let layers = planned(&set)?.trunk.pinned_layers.len();
-    set.push(format!("trunk.pinned=prefix:{layers}"));
-    planned(&set)
+    let dealt_out = planned(&set)?;
+    // Whole layers can take a little more room than as many that are dealt out block by block.
+    let layers = (0..=dealt_out.trunk.pinned_layers.len()).rev();
+    let whole = layers
+        .map(|layers| planned(&[&set[..], &[format!("trunk.pinned=prefix:{layers}")]].concat()))
+        .find(Result::is_ok);
+    whole.unwrap_or(Ok(dealt_out))
 }
 
 /// Feeds the prompt and what follows from it.
-fn passes(
-    run: &Run<'_>,
-    mut engine: Engine,
-    rate: &dyn Fn() -> anyhow::Result<f64>,
-) -> anyhow::Result<InTurn> {
+fn passes(run: &Run<'_>, mut engine: Engine, read: &Read) -> anyhow::Result<InTurn> {
     let mut session = Session::new(&engine);
     let touched = engine.plan().traffic.touched_bytes;
-    let count = run.prompt.len() + run.tokens as usize - 1;
+    let threads = engine.plan().compute.threads.max(1);
+    let count = run.passes();
+    let rate = || bench::read_rate(read, threads);
     let (mut text, mut logits, mut passes) = (run.prompt.clone(), Vec::new(), Vec::new());
-    let (mut computed, mut rate_before) = (0.0, rate()?);
+    let (mut computed, mut rate_before) = (0.0, rate());
     for i in 0..count {
-        if run.stop.load(Ordering::SeqCst) {
-            bail!("stopped after {i} of {count} passes");
-        }
         let found = session.decode(&mut engine, text[i])?;
         let row = found.last().context("a pass gave no logits")?;
         logits.extend(row.iter().flat_map(|v| v.to_le_bytes()));
@@ -151,7 +161,7 @@ fn passes(
         let all = engine.stats().decode;
         let compute_seconds = all.seconds - all.waited_seconds - computed;
         computed += compute_seconds;
-        let rate_after = rate()?;
+        let rate_after = rate();
         let pass = Pass::new(compute_seconds, f64::midpoint(rate_before, rate_after), touched);
         rate_before = rate_after;
         eprintln!("pass {} of {count}: {}", i + 1, pass.text());
@@ -161,7 +171,7 @@ fn passes(
     let (plan, numbers) = (engine.plan(), |ids: &[TokenId]| ids.iter().map(|id| id.0).collect());
     Ok(InTurn {
         preset: plan.preset.clone(),
-        threads: plan.compute.threads.max(1),
+        threads,
         pinned_layers: plan.trunk.pinned_layers.len(),
         touched_bytes_per_token: touched,
         compute_seconds_per_token: median(|pass| pass.compute_seconds),
@@ -200,19 +210,29 @@ mod tests {
         assert_eq!(pass.compute_over_memory, 1.5);
     }
 
+    /// The preset demo on the demo.
+    fn demo<'a>(model: &'a Path, set: &'a [String], prompt: &[u32], tokens: u32) -> Run<'a> {
+        let prompt = prompt.iter().map(|&id| TokenId(id)).collect();
+        Run { preset: "demo", set, model, prompt, tokens, stop: Arc::default() }
+    }
+
     #[test]
-    fn the_tokens_and_logits_are_those_of_generate() {
-        let stop = AtomicBool::new(false);
-        let demo = k3_golden::golden_dir().join("demo");
-        let set = ["compute.pin_threads=false", "memory.budget=100MB"].map(str::to_owned);
-        let prompt = vec![TokenId(1), TokenId(2)];
-        let run = Run { preset: "demo", set: &set, model: &demo, prompt, tokens: 3, stop: &stop };
-        let all = measure(&run).unwrap();
+    fn the_tokens_and_logits_do_not_depend_on_where_the_prompt_ends() {
+        let model = k3_golden::golden_dir().join("demo");
+        let all = measure(demo(&model, &[], &[1, 2], 3)).unwrap();
         assert_eq!((all.passes.len(), all.generated_ids.len()), (4, 3));
-        let fewer =
-            measure(&Run { prompt: [1, 2, all.generated_ids[0]].map(TokenId).into(), tokens: 2, ..run });
-        let fewer = fewer.unwrap();
+        let fewer = measure(demo(&model, &[], &[1, 2, all.generated_ids[0]], 2)).unwrap();
         assert_eq!(fewer.generated_ids, all.generated_ids[1..]);
         assert_eq!(fewer.logits_digest, all.logits_digest);
+    }
+
+    #[test]
+    fn what_cannot_be_fed_is_refused_before_loading() {
+        let model = k3_golden::golden_dir().join("demo");
+        let refused =
+            |set: &[String], prompt: &[u32]| measure(demo(&model, set, prompt, 6)).err().unwrap().to_string();
+        assert!(refused(&[], &[4_000_000_000]).contains("--ids 4000000000"));
+        let context = refused(&["context.tokens=4".to_owned()], &[5, 6]);
+        assert!(context.contains("7 tokens are fed, and context.tokens is 4"), "{context}");
     }
 }

@@ -32,9 +32,9 @@ and whatever else steers the computation is real, every matrix has real rows in 
 rest is zeros, which cost the same time to compute. Reading holes costs no disk time, for which
 --disk stands, but time of the processor, which a disk leaves alone. --in-turn therefore reads and
 computes in turn, in this process: one slot for blocks and one for experts, what the preset keeps
-in memory in front, no cap. It compares the computation of each pass with reading the bytes it touches
-from memory once, at the bandwidth measured before and after that pass. The cap is a memory cgroup
-and needs root. Results go to stdout, the rest to stderr.")]
+in memory in front, no cap. It compares the computation of each pass with reading the bytes it
+touches from memory once, at the bandwidth measured before and after that pass. The cap is a memory
+cgroup and needs root. Results go to stdout, the rest to stderr.")]
 pub(crate) struct Args {
     /// A built-in preset, or the path of a preset file.
     #[arg(long, default_value = "pocket", value_name = "NAME|FILE")]
@@ -97,9 +97,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             model: &model,
             prompt: args.ids.split(',').filter_map(|id| id.trim().parse().ok()).map(TokenId).collect(),
             tokens: args.tokens,
-            stop: &stop,
+            stop,
         };
-        return print(args, &in_turn::measure(&run)?, InTurn::text);
+        return print(args, &in_turn::measure(run)?, InTurn::text);
     }
     let run = Generate {
         preset: &args.preset,

@@ -99,8 +99,9 @@ mod tests {
 
     #[test]
     fn a_spread_is_of_all_repeats() {
-        let s = Spread::of([3.0, 1.0, 2.0].into_iter());
-        assert_eq!(s, Spread { mean: 2.0, median: 2.0, least: 1.0, most: 3.0 });
+        let s = Spread::of([6.0, 1.0, 2.0].into_iter());
+        assert_eq!(s, Spread { mean: 3.0, median: 2.0, least: 1.0, most: 6.0 });
+        assert_eq!(Spread::of([6.0, 1.0].into_iter()).median, 3.5);
     }
 
     #[test]
