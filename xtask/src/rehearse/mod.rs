@@ -30,11 +30,11 @@ Examples:
 The checkpoint is made once, in sparse files: 1.56 TB to look at, a few GB of disk. Router, norms
 and whatever else steers the computation is real, every matrix has real rows in every part, the
 rest is zeros, which cost the same time to compute. Reading holes costs no disk time, for which
---disk stands, but time of the processor, which a disk leaves alone. --in-turn therefore reads and
-computes in turn, in this process: one slot for blocks and one for experts, what the preset keeps
-in memory in front, no cap. It compares the computation of each pass with reading the bytes it
-touches from memory once, at the bandwidth measured before and after that pass. The cap is a memory
-cgroup and needs root. Results go to stdout, the rest to stderr.")]
+--disk stands, but time of the processor, which a disk leaves alone. --in-turn therefore reads
+and computes in turn, in this process: one slot for blocks and one for experts, what the preset
+keeps in memory in front, no cap. It compares the computation of each pass with reading the bytes
+it touches from memory once, at the bandwidth measured before and after that pass. The cap is a
+memory cgroup and needs root. Results go to stdout, the rest to stderr.")]
 pub(crate) struct Args {
     /// A built-in preset, or the path of a preset file.
     #[arg(long, default_value = "pocket", value_name = "NAME|FILE")]
