@@ -162,17 +162,20 @@ fn read_shards(shards: &[Shard], binder: &Mutex<Binder<'_>>, index_path: &Path) 
     let results: Vec<Mutex<ShardResult>> = shards.iter().map(|_| Mutex::default()).collect();
     let next = AtomicUsize::new(0);
     let readers = std::thread::available_parallelism().map_or(1, usize::from).min(READERS_MAX);
-    std::thread::scope(|scope| {
-        for _ in 0..readers.min(shards.len()) {
-            scope.spawn(|| {
-                loop {
-                    let i = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(slot) = results.get(i) else { break };
-                    let result = read_shard(shards, i, binder, index_path);
-                    *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = result;
-                }
-            });
+    let work = || {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(slot) = results.get(i) else { break };
+            let result = read_shard(shards, i, binder, index_path);
+            *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = result;
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..readers.min(shards.len()) {
+            // Where no more threads can be had, the others do all of it.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
     });
     let unlock = |m: Mutex<ShardResult>| m.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     results.into_iter().map(unlock).collect()
