@@ -133,13 +133,10 @@ fn in_turn(run: &Run<'_>, config: &ModelConfig, shape: &ModelShape) -> anyhow::R
     let planned = |set: &[String]| -> anyhow::Result<Plan> {
         Ok(plan(&Preset::load(run.preset, set)?, config, shape, &machine)?)
     };
-    let dealt_out = planned(&set)?;
+    let most = planned(&set)?.trunk.pinned_layers.len();
     // Whole layers can take a little more room than as many that are dealt out block by block.
-    let layers = (0..=dealt_out.trunk.pinned_layers.len()).rev();
-    let whole = layers
-        .map(|layers| planned(&[&set[..], &[format!("trunk.pinned=prefix:{layers}")]].concat()))
-        .find(Result::is_ok);
-    whole.unwrap_or(Ok(dealt_out))
+    let whole = |layers| planned(&[&set[..], &[format!("trunk.pinned=prefix:{layers}")]].concat());
+    (0..=most).rev().find_map(|layers| whole(layers).ok()).context("no plan keeps whole layers in front")
 }
 
 /// Feeds the prompt and what follows from it.
